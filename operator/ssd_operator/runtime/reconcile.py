@@ -45,7 +45,13 @@ from ssd_operator.runtime.engine_client import Engines
 from ssd_operator.runtime.work_queue import RESYNC_SECONDS, PartialError
 from ssd_operator.settings import UNTOUCHED_NAMESPACE, OperatorSettings
 from ssd_operator.status.pass_result import PassResult
-from ssd_operator.status.report import PassReport, event_object, report_invalid, report_pass
+from ssd_operator.status.report import (
+    PassReport,
+    event_object,
+    report_deleted,
+    report_invalid,
+    report_pass,
+)
 
 FAILING_SECONDS = 30.0
 """Calls that fail for longer are reported in the status; for less, the API server is busy."""
@@ -87,6 +93,8 @@ class Reconciler:
         cached = self._cache.resource(key)
         if cached is None or is_terminating(cached):
             self._forget(key)
+            if cached is not None and cached["metadata"].get("finalizers"):
+                await self._publish_deletion(key, cached)
             return None
         uid = cached["metadata"]["uid"]
         if key not in self._states or self._states[key].uid != uid:
@@ -97,6 +105,13 @@ class Reconciler:
         except MissingError as error:
             _log.info("namespace_missing", error=str(error))
         return RESYNC_SECONDS
+
+    async def _publish_deletion(self, key: Key, cached: Object) -> None:
+        """Write that a resource is being deleted, and not what its status was before."""
+        self._states[key] = PlanState(uid=cached["metadata"]["uid"])
+        report = report_deleted(cached, self._states[key], self._now())
+        if await self._publish(key, cached, report):
+            self._states.pop(key)
 
     async def _pass(self, key: Key, cached: Object) -> float | None:
         try:

@@ -44,7 +44,7 @@ def progressing(result: PassResult) -> Condition:
     if snapshot.resource.spec.paused:
         return no("Paused", "spec.paused is true: the operator writes only this status.")
     if preflight.stage in ("Failed", "Stuck"):
-        message = f"{preflight.message}; all pods stay as they are until this is fixed."
+        message = f"{preflight.message}; targets that serve stay as they are until this is fixed."
         return no("PreflightFailed", message)
     if preflight.stage == "Running":
         return yes("Preflight", f"{preflight.message}; the old targets serve until it has result.")

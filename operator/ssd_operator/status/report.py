@@ -17,7 +17,7 @@ from ssd_operator.status.condition_rules import HOLD_SECONDS, TYPES, pending
 from ssd_operator.status.pass_result import LONGEST_MESSAGE, PassResult
 from ssd_operator.status.progress import overdue_at
 from ssd_operator.status.readiness import USUAL
-from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
+from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_deleted, status_of_invalid
 
 SHORTEST_SECONDS = 1.0
 """Time between any two writes of one status."""
@@ -89,6 +89,13 @@ def report_invalid(resource: Object, problem: str, state: PlanState, now: float)
     old, generation = resource.get("status") or {}, resource["metadata"]["generation"]
     state = remembered(state, now)
     return _report(old, status_of_invalid(old, generation, problem, now), (), state, now, math.inf)
+
+
+def report_deleted(resource: Object, state: PlanState, now: float) -> PassReport:
+    """Report a resource that is being deleted; the garbage collector deletes its children."""
+    old, metadata = resource.get("status") or {}, resource["metadata"]
+    new = status_of_deleted(old, metadata["generation"], metadata["finalizers"], now)
+    return _report(old, new, (), remembered(state, now), now, math.inf)
 
 
 def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:

@@ -342,6 +342,22 @@ async def test_a_deleted_resource_is_forgotten() -> None:
     assert world.cluster.writes == []
 
 
+async def test_a_resource_that_a_finalizer_holds_is_reported_as_deleting() -> None:
+    world = await settled()
+    assert world.condition("Ready") == ("True", "Serving")
+    with world.edited(RESOURCE) as resource:
+        resource["metadata"]["deletionTimestamp"] = to_text(world.cluster.now)
+        resource["metadata"]["finalizers"] = ["example.com/audit"]
+    world.cluster.writes.clear()
+    for _ in range(2):
+        world.catch_up()
+        assert await world.reconciler.reconcile(KEY) is None
+    assert world.cluster.writes == [("status", RESOURCE)]
+    assert world.condition("Ready") == ("False", "Deleting")
+    assert world.condition("TargetReady") == ("Unknown", "Deleting")
+    assert "finalizers: example.com/audit" in world.message("Ready")
+
+
 async def test_nothing_is_written_in_kube_system() -> None:
     world = World()
     world.cluster.create_resource(("kube-system", "demo"), DEMO)
