@@ -1,6 +1,7 @@
 """``target.engine: vllm``: vLLM for CPUs with two drafts serves, survives a kill, and scales."""
 
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -117,6 +118,44 @@ def test_texts_stay_the_same_while_drafts_are_killed_and_scaled(
     assert texts(served) == with_two
     assert kube.uids(NAME, "target") == targets
     figures["vLLM: a killed draft is linked again, s"] = round(back, 1)
+
+
+def test_the_internal_loop_scales_the_drafts_of_vllm(
+    kube: Kube, served: openai.OpenAI, figures: dict[str, object]
+) -> None:
+    (pod,) = kube.pods(NAME, "target")
+    always_speculate(f"{pod['status']['podIP']}:50051")
+    expected = texts(served)
+    loop = {"mode": "Internal", "minReplicas": 1, "maxReplicas": 2}
+    windows = {"scaleDownStabilizationSeconds": 15, "cooldownSeconds": 5}
+    kube.edit_spec(
+        NAME, draft={"replicas": None, "sequencesPerReplica": 2, "autoscaling": loop | windows}
+    )
+    kube.wait_linked(NAME, 1, timeout=180)
+    is_over = threading.Event()
+
+    def load() -> list[list[str]]:
+        found = []
+        while not is_over.is_set():
+            found.append(texts(served))
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(load)
+        try:
+            # Four requests at a time, for two of which a draft has sessions.
+            up = kube.wait_linked(NAME, 2, timeout=180)
+        finally:
+            is_over.set()
+        found = running.result(timeout=120)
+    assert found == [expected] * len(found)
+    down = kube.wait_linked(NAME, 1, timeout=180)
+    assert kube.get("ssd", NAME)["status"]["draft"]["lastScaleReason"] == "ScaleDown"
+    assert kube.pods(NAME, "target")[0]["metadata"]["uid"] == pod["metadata"]["uid"]
+    fixed = {"replicas": 1, "sequencesPerReplica": None, "autoscaling": None}
+    kube.edit_spec(NAME, draft=fixed)
+    figures["vLLM, load: 2 drafts linked, s"] = round(up, 1)
+    figures["vLLM, load ended: 1 draft left, s (window 15 s)"] = round(down, 1)
 
 
 def test_a_wrong_argument_fails_the_preflight_and_the_old_target_serves(
