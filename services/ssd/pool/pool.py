@@ -265,7 +265,7 @@ class DraftPool:
         self._pace.sources.add_round(
             (sequence.candidates, result.token_ids)
             for result, sequence in pairs
-            if sequence is not None
+            if sequence is not None and sequence.candidates is not NO_CANDIDATES
         )
 
     def _look_up(

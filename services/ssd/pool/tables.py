@@ -126,9 +126,15 @@ class TableCollector:
         self, continuing: Rows[DraftedSequence], num_others: int, begun_at: float, now: float
     ) -> float:
         """Return the time until which the round waits for a column."""
-        prospects = [*map(self._prospect, continuing), *[Prospect(0)] * num_others]
+        open_sessions = [
+            session
+            for sequence in continuing
+            if (session := sequence.session) is not None and session.is_open
+        ]
+        prospects = [*map(self._prospect, open_sessions)]
         if not any(prospect.num_columns for prospect in prospects):
             return now
+        prospects += [Prospect(0)] * (len(continuing) - len(open_sessions) + num_others)
         if not self._settings.adaptive_deadline:
             return inf
         deadline = begun_at + self._settings.deadline_seconds
@@ -141,10 +147,8 @@ class TableCollector:
         until = wait_until(in_time, self._pace, begun_at, now)
         return max(until, self._trial_until) if any(map(waits_for_first, in_time)) else until
 
-    def _prospect(self, sequence: DraftedSequence) -> Prospect:
-        session = sequence.session
-        if session is None or not session.is_open:
-            return Prospect(0)
+    def _prospect(self, session: Session) -> Prospect:
+        sequence = session.sequence
         return session.prospect(self.look_up(sequence, session.table), sequence.max_proposed)
 
 
