@@ -92,6 +92,8 @@ class PoolRequests:
     def begin_step(self, step: Step) -> None:
         """Set the step that runs now, and open the sessions that are missing."""
         self._step = step
+        if self._control.is_paused:
+            self._skip_interval()
         self._pool.release(request.sequence_id for request in self._known(step.preempted))
         if self._control.begin(len(step.running), len(self._known(step.running))):
             self._pool.release(request.sequence_id for request in self._requests.values())

@@ -18,6 +18,8 @@ from ssd.types import Mode
 
 _PARTS = ("host", "verify", "wait", "commit")
 """Parts of ``ssd_round_seconds``. The part verify has vLLM's forward pass and its sampler."""
+PAUSE_SECONDS = 1.0
+"""After a longer time between two steps, the engine was paused: no host works for so long."""
 
 
 class StepControl:
@@ -92,6 +94,11 @@ class StepControl:
         report = ControllerReport(is_on, Reason.MEASURING, 0.0, choice.max_proposed)
         publish_report(report, self._round_log)
         return choice
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the engine has paused since the step before."""
+        return self._ended_at is not None and self._clock.now() - self._ended_at > PAUSE_SECONDS
 
     def skip_interval(self) -> None:
         """Do not measure the time up to the next step."""

@@ -358,6 +358,23 @@ def test_the_time_in_which_no_request_decodes_belongs_to_no_step() -> None:
     assert not controller.rounds, "each step is the first one after a rest"
 
 
+@pytest.mark.parametrize(("seconds", "is_measured"), [(0.5, True), (20.0, False)])
+def test_the_time_in_which_the_engine_is_paused_belongs_to_no_step(
+    seconds: float, *, is_measured: bool
+) -> None:
+    clock, controller = FakeClock(), ScriptedController(SPECULATES)
+    control = StepControl(controller, Mode.AUTO, LOOKAHEAD, RoundLog(), clock)
+    pool, requests = made(control)
+    requests.begin(request("a"))
+    before = pool.num_skips
+    for _ in range(2):
+        requests.begin_step(Step({"a"}))
+        requests.propose(("a",), [[5]], [3], [[1, 2, 5]])
+        clock.advance(seconds)
+    assert len(controller.rounds) == is_measured
+    assert pool.num_skips - before == 1 - is_measured
+
+
 def test_a_request_without_a_seed_has_one_of_its_id() -> None:
     assert seed_of("a", None) == seed_of("a", None) != seed_of("b", None)
     assert seed_of("a", -1) == 2**64 - 1
