@@ -128,6 +128,8 @@ class Lists:
         self._places = list(product(sorted(WATCHED_KINDS), self._namespaces))
         self._problems: dict[_Place, str] = dict.fromkeys(self._places, "starting")
         """Why a list has not come yet."""
+        self._errors: dict[_Place, str] = {}
+        """The newest error of each list that fails; a repetition is not logged."""
         self._num_forbidden: Counter[_Place] = Counter()
         self.is_listed = asyncio.Event()
         """Set once every kind was listed."""
@@ -160,14 +162,17 @@ class Lists:
                 metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
                 if isinstance(error, ForbiddenError):
                     self._answered_at = self._now()  # a restart brings no rights
-                _log.warning("list_failed", kind=kind, namespace=namespace, error=str(error))
+                if self._errors.get(place) != (reason := str(error)):
+                    self._errors[place] = reason
+                    _log.warning("list_failed", kind=kind, namespace=namespace, error=reason)
                 if place in self._problems:
-                    self._problems[place] = str(error)
+                    self._problems[place] = reason
                     self._num_forbidden[place] += isinstance(error, ForbiddenError)
                 self._check()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             self._answered_at = self._now()
+            self._errors.pop(place, None)
             self._cache.replace(kind, namespace, objects, version)
             self._problems.pop(place, None)
             self._check()

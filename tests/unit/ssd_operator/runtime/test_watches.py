@@ -98,6 +98,18 @@ async def test_an_operator_is_not_ready_until_every_kind_was_listed() -> None:
     assert watched.lists.problem == ""
 
 
+@in_virtual_time
+async def test_an_error_of_a_list_is_logged_once_until_it_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watched = Watched(["one"])
+    for error in (FORBIDDEN, FORBIDDEN, BusyError("no answer")):
+        watched.cluster.list_faults = {"NetworkPolicy": error}
+        await watched.follow(10 * RETRY_SECONDS)
+    logged = [each.getMessage() for each in caplog.records if "list_failed" in each.getMessage()]
+    assert len(logged) == 2
+
+
 @pytest.mark.parametrize("answer", [None, FORBIDDEN])
 @in_virtual_time
 async def test_the_time_without_an_answer_begins_again_with_each_answer(
