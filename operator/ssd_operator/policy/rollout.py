@@ -3,7 +3,8 @@
 A cell that serves waits until its preflight has passed and all other cells serve, so a bad revision
 stops before or after the first cell, and the operator never takes two cells down. A cell that does
 not serve rolls at once, which is how a bad revision is repaired. Only a revision whose preflight
-has failed does not replace it either: the present one may recover.
+has failed does not replace it either: the present one may recover. Nor does one whose preflight
+still runs, while other cells serve: the present one may be loading.
 
 Drafts roll after their target: a setting that both sides must share ends their link on whichever
 side it changes first. A cell's drafts roll once its old target is gone, while the new one loads.
@@ -101,6 +102,7 @@ def held_targets(
 ) -> frozenset[Ref]:
     """Target Deployments that stay as they are in this pass."""
     down = {ref_of(target) for target in wanted if not _is_up(target, snapshot)}
+    is_served = any(serving_pod(target, snapshot) is not None for target in wanted)
     held = set()
     for target in outdated:
         ref = ref_of(target)
@@ -108,7 +110,7 @@ def held_targets(
             held.add(ref)
             continue
         if kept_pod(target, snapshot) is None:
-            is_held = stage == "Failed"
+            is_held = stage == "Failed" or (stage == "Running" and is_served)
         else:
             is_held = bool(down - {ref}) or stage != "Passed" or gateway != "None"
             down.add(ref)  # a cell that rolls now is down from now on

@@ -297,6 +297,18 @@ def test_a_target_that_is_unready_for_a_moment_waits_for_its_preflight(
     assert (look(snapshot).stage == "Running") == is_held
 
 
+@pytest.mark.parametrize(
+    ("stage", "waits"), [("Running", True), ("Failed", True), ("Passed", False), ("Stuck", False)]
+)
+@pytest.mark.parametrize("status", [BROKEN, CRASHED, {"phase": "Pending"}])
+def test_a_target_that_loads_waits_for_the_preflight_while_another_cell_serves(
+    status: Object, stage: Stage, *, waits: bool
+) -> None:
+    snapshot = with_status(seen(TWO_CELLS, {0: "n1", 1: "n2"}), 1, status)
+    wanted = deployments(TWO_CELLS, "target")
+    assert (ref_of(wanted[1]) in held_targets(wanted, wanted, snapshot, stage)) == waits
+
+
 def test_a_pass_is_due_when_an_unready_target_becomes_broken() -> None:
     assert plan(with_status(seen(), 0, BUSY), SETTINGS, PlanState()).again_after == 1.0
 
