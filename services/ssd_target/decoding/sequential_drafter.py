@@ -57,7 +57,8 @@ proposal before it."""
 class _Text:
     """The draft's copy of one sequence."""
 
-    blocks: list[int]
+    slot: int
+    blocks: list[int] = field(default_factory=list)
     num_stored: int = 0
     """Length of the trunk."""
     is_stored: bool = False
@@ -78,7 +79,7 @@ class SequentialDrafter:
     Sequences that are longer than the draft allows, or for which it has no free blocks, get no
     proposals. It stores texts by itself, a chunk in each step: the target skips what is in its
     prefix cache. A sequence gets blocks as its text grows, because few texts reach their maximum
-    length. Without a free one, it returns its blocks, so that other texts grow.
+    length. If no block is free, the newest sequence loses its blocks.
     """
 
     def __init__(
@@ -114,43 +115,65 @@ class SequentialDrafter:
 
     def admit(self, sequence: Sequence) -> None:
         """Allocate blocks for a sequence that begins, or continues after a preemption."""
-        text = _Text([])
-        if self._has_room(sequence) and self._grow(sequence, text):
+        text = _Text(sequence.slot)
+        if self._has_room(sequence) and self._allocate(sequence, text):
             self._texts[sequence.sequence_id] = text
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence that has ended, if it has any."""
+        if sequence.sequence_id in self._texts:
+            self._drop(sequence.sequence_id)
+
+    def _drop(self, number: SequenceId) -> None:
+        text = self._texts.pop(number)
+        self._runner.end_session(text.slot)
+        self._blocks.free(text.blocks)
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Return whether the draft allows a text of this length with a proposal."""
         return len(sequence.tokens) + self._lookahead < self._engine.max_model_len
 
-    def _grow(self, sequence: Sequence, text: _Text) -> bool:
-        """Return whether a text has blocks for the next round; allocate those that are missing."""
+    def _is_room_for_all_of(self, sequence: Sequence) -> bool:
+        num_entries = min(sequence.max_len, self._engine.max_model_len)
+        return self._blocks.can_allocate(-(-num_entries // self._engine.block_size))
+
+    def _allocate(self, sequence: Sequence, text: _Text) -> bool:
+        """Allocate the blocks that a text needs for the next round; return whether it has them."""
         num_entries = min(len(sequence.tokens) + self._lookahead, sequence.max_len)
         num_owned = len(text.blocks)
-        missing = -(-num_entries // self._engine.block_size) - num_owned
-        if missing > 0:
-            if not self._blocks.can_allocate(missing):
-                return False
-            text.blocks += self._blocks.allocate(missing)
-            table_J = self._block_tables_SJ[sequence.slot]
-            table_J[num_owned:] = 0
-            table_J[num_owned : num_owned + missing] = text.blocks[num_owned:]
+        missing = max(0, -(-num_entries // self._engine.block_size) - num_owned)
+        if not self._blocks.can_allocate(missing):
+            return False
+        text.blocks += self._blocks.allocate(missing)
+        table_J = self._block_tables_SJ[text.slot]
+        table_J[num_owned:] = 0
+        table_J[num_owned : num_owned + missing] = text.blocks[num_owned:]
         return True
 
-    def release(self, sequence: Sequence) -> None:
-        """Free the blocks of a sequence that has ended, if it has any."""
-        text = self._texts.pop(sequence.sequence_id, None)
-        if text is not None:
-            self._runner.end_session(sequence.slot)
-            self._blocks.free(text.blocks)
+    def _grow(self, sequence: Sequence) -> bool:
+        """Allocate the blocks of the next round, if need be those of the newest texts.
+
+        Returns:
+            Whether the sequence still has a text.
+        """
+        number = sequence.sequence_id
+        while number in self._texts:
+            if self._has_room(sequence) and self._allocate(sequence, self._texts[number]):
+                return True
+            self._drop(next(reversed(self._texts)) if self._has_room(sequence) else number)
+        return False
 
     def store(self, sequences: Iterable[Sequence]) -> None:
         """Store one more chunk of the first of these texts that is not stored yet.
 
-        A text is stored but for its newest token.
+        A text is stored but for its newest token. A sequence without blocks gets some again, once
+        there are enough for its maximum length.
         """
         for sequence in sequences:
+            if sequence.sequence_id not in self._texts and self._is_room_for_all_of(sequence):
+                self.admit(sequence)
             text = self._texts.get(sequence.sequence_id)
-            if text is None or text.is_stored:
+            if text is None or text.is_stored or not self._grow(sequence):
                 continue
             # A target that stores a whole prompt chooses the first token without a proposal.
             first, end = text.num_stored, max(sequence.num_prefill, len(sequence.tokens) - 1)
@@ -183,6 +206,8 @@ class SequentialDrafter:
             before_pass: called once before the passes of the draft, if there are some.
         """
         able = [sequence for sequence in sequences if self._can_propose(sequence)]
+        # Another sequence may have taken its blocks.
+        able = [sequence for sequence in able if sequence.sequence_id in self._texts]
         if not able:
             return []
         self._append(able)
@@ -253,12 +278,8 @@ class SequentialDrafter:
 
     def _can_propose(self, sequence: Sequence) -> bool:
         text = self._texts.get(sequence.sequence_id)
-        if text is None or not text.is_stored or sequence.num_remaining < 2:
-            return False
-        if self._has_room(sequence) and self._grow(sequence, text):
-            return True
-        self.release(sequence)
-        return False
+        is_able = text is not None and text.is_stored and sequence.num_remaining > 1
+        return is_able and self._grow(sequence)
 
     def _append(self, drafted: Rows[Sequence]) -> None:
         """Append the entries of committed tokens to the trunks."""

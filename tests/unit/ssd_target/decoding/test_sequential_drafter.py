@@ -226,9 +226,9 @@ def test_a_draft_that_is_replaced_is_tried_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals() -> None:
-    # Blocks of 4 tokens: the first sequence begins with 5 of 7, and the second one needs 4.
-    bench = Bench(own_draft=own_draft("perfect", num_blocks=8))
-    first_prompt, second_prompt = [1, 2, 3] * 5, [4, 5, 6] * 4
+    # Blocks of 4 tokens: the first sequence takes 3 of 3, and the second one needs 4.
+    bench = Bench(own_draft=own_draft("perfect", num_blocks=4))
+    first_prompt, second_prompt = [1, 2, 3], [4, 5, 6] * 4
     first = bench.submit(first_prompt, 8, mode=Mode.SYNCHRONOUS)
     second = bench.submit(second_prompt, 12, mode=Mode.SYNCHRONOUS)
     bench.run()
@@ -249,10 +249,28 @@ def test_a_sequence_gets_blocks_of_the_draft_as_its_text_grows() -> None:
         assert sink.tokens == plain(prompt, 22, GREEDY)
         assert sink.statistics.mode is Mode.SYNCHRONOUS
         assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
-    # The first one that finds no free block returns its blocks, so the other one goes on.
-    proposed = sorted(sink.statistics.proposed_tokens for sink in sinks)
-    assert proposed[0] < 15 < proposed[1]
+    # The newer one loses its blocks until the older one has ended.
+    older, newer = ([len(chunk.token_ids) for chunk in sink.chunks] for sink in sinks)
+    assert set(older[:-1]) == {LOOKAHEAD + 1}
+    assert newer == [4, 4, 1, 1, 1, 1, 4, 4, 2]
     assert len(draft.own_XNP.unique()) == 1, "entries are dropped with their texts"
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_text_that_decodes_while_the_draft_stores_it_has_blocks_for_its_tokens(
+    *, is_cached: bool
+) -> None:
+    bench = Bench(own_draft=own_draft("perfect", num_blocks=100), num_blocks=200, step_tokens=64)
+    prompts = [[(number * factor + factor) % 13 for number in range(24)] for factor in (1, 2, 3, 4)]
+    for prompt in prompts if is_cached else ():
+        bench.submit(prompt, 2)
+        bench.run()
+    sinks = [bench.submit(prompt, 30, mode=Mode.SYNCHRONOUS) for prompt in prompts]
+    bench.run()
+    for prompt, sink in zip(prompts, sinks, strict=True):
+        assert sink.tokens == plain(prompt, 30, GREEDY)
+        # A wrong entry of the draft would cost accepted tokens.
+        assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
 
 
 @SAMPLERS
