@@ -16,7 +16,7 @@ from ssd.observability.metrics import COMMIT_TO_WIRE_SECONDS
 from ssd.pool.circuit_breaker import SILENT_ROUNDS
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
 from ssd.pool.rounds import NO_TABLE_NEEDED, Lookup, LookupCounts, PoolRound, RoundResult
-from ssd.pool.router import accepts_sessions, choose_link, session_to_move
+from ssd.pool.router import choose_link, longest_session, session_to_move
 from ssd.pool.settings import DraftsSettings
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.pool.table_deadline import RoundPace
@@ -186,15 +186,17 @@ class DraftPool:
         waiting = [each for each in sequences if each.session is None and each.num_remaining > 1]
         if any(sequence.refused_at > -inf for sequence in waiting):
             waiting.sort(key=lambda sequence: sequence.refused_at)
-        num_opened = 0
+        num_opened, longest = 0, inf
         for sequence in waiting:
-            if num_opened >= MAX_OPENED_TOKENS:
+            if num_opened >= MAX_OPENED_TOKENS or not longest:
                 break
+            if sequence.session_len > longest:
+                continue
             num_tokens = self._open(sequence)
             num_opened += num_tokens
-            # With full drafts, asking for each of a thousand texts would take milliseconds a round.
-            if not num_tokens and not self._accepts_sessions():
-                break
+            if not num_tokens:
+                # To ask full drafts for each of a thousand texts would take milliseconds a round.
+                longest = self._longest_session()
 
     def release(self, sequence_ids: Iterable[SequenceId]) -> None:
         """Close the sessions of sequences that continue without a draft.
@@ -387,10 +389,11 @@ class DraftPool:
             self.detach(link, str(error))
         return len(tokens)
 
-    def _accepts_sessions(self) -> bool:
-        """Return whether a link has room for another session."""
+    def _longest_session(self) -> float:
+        """Return the maximum length of a session that a link would open; 0 if none opens any."""
         now = self._clock.now()
-        return any(accepts_sessions(link, now) for link in self.links())
+        with self._changed:
+            return max((longest_session(link, now) for link in self._links.values()), default=0.0)
 
     def _suspend_silent_links(self, answering: Iterable[Session]) -> list[Session]:
         """Remove and return the sessions of links that send no tables. Lock held.

@@ -14,6 +14,7 @@ the times: while sequences end, 0.6 to 0.9 moves instead of 2.5 to 3.2, and betw
 """
 
 from collections.abc import Callable, Iterable
+from math import inf
 
 from ssd.pool.link import DraftedSequence, DraftLink, LinkState, Session
 
@@ -42,20 +43,19 @@ def choose_link(
 
 def has_room(link: DraftLink, num_tokens: int, max_len: int, now: float) -> bool:
     """Whether a link can open one more session, of so many tokens now and at most."""
-    return (
-        (not (limit := link.welcome.max_len) or num_tokens < limit)
-        and (now >= link.no_openings_before or max_len <= link.longest_in_pause)
-        and accepts_sessions(link, now)
-    )
+    is_short = not (limit := link.welcome.max_len) or num_tokens < limit
+    return is_short and max_len <= longest_session(link, now)
 
 
-def accepts_sessions(link: DraftLink, now: float) -> bool:
-    """Whether a link can open one more session, of a text that is not too long for it."""
-    return (
-        link.state(now) is LinkState.ACTIVE
-        and len(link.sessions) < link.max_sessions
-        and len(link.opening()) < link.most_opening
-    )
+def longest_session(link: DraftLink, now: float) -> float:
+    """Return the maximum length of a session that a link can open now; 0 if it can open none."""
+    if (
+        link.state(now) is not LinkState.ACTIVE
+        or len(link.sessions) >= link.max_sessions
+        or len(link.opening()) >= link.most_opening
+    ):
+        return 0.0
+    return inf if now >= link.no_openings_before else link.longest_in_pause
 
 
 def session_to_move(

@@ -158,12 +158,16 @@ def test_a_text_that_a_draft_cannot_serve_does_not_prevent_the_next_one() -> Non
     assert draft.run(20, 30, num_rounds=1) == [30]
 
 
-def test_texts_are_not_tried_one_by_one_while_all_drafts_are_full(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_full_drafts_are_asked_for_one_text_a_round(
+    monkeypatch: pytest.MonkeyPatch, *, is_paused: bool
 ) -> None:
-    draft = FullDraft(room=2000)
-    draft.begin(*range(1000, 1100))
-    assert len(draft.run(*range(1000, 1100), num_rounds=1)) == draft.link.max_sessions
-    monkeypatch.setattr(pool, "choose_link", tries := Mock(return_value=None))
-    assert draft.run(*range(1000, 1100), num_rounds=1) == []
+    draft = FullDraft(room=0 if is_paused else 2000)
+    texts = range(1000, 1100)
+    draft.begin(*texts)
+    draft.pool.open_sessions(texts)
+    assert len(draft.requested) == (1 if is_paused else draft.link.max_sessions)
+    tries = Mock(return_value=None)
+    monkeypatch.setattr(pool, "choose_link", tries)
+    draft.pool.open_sessions(texts)
     tries.assert_called_once()
