@@ -2,9 +2,9 @@
 
 A cell that serves waits until its preflight has passed and all other cells serve, so a bad revision
 stops before or after the first cell, and the operator never takes two cells down. A cell that does
-not serve rolls at once, which is how a bad revision is repaired. Only a revision whose preflight
-has failed does not replace it either: the present one may recover. Nor does one whose preflight
-still runs, while other cells serve: the present one may be loading.
+not serve rolls without a preflight, which is how a bad revision is repaired. It waits in two cases.
+If the preflight of the new revision has failed, the present target may recover. If it still runs
+while other cells serve, the present target may be loading.
 
 Drafts roll after their target: a setting that both sides must share ends their link on whichever
 side it changes first. A cell's drafts roll once its old target is gone, while the new one loads.
@@ -39,6 +39,7 @@ image to each. *Revisit when* pulls delay the later cells of a rollout.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
@@ -75,6 +76,8 @@ RETRY_SECONDS = 60.0
 UNLINKED_SECONDS = 60.0
 """A target that has not connected to any draft for longer does not stop the rollout of a pool. One
 that waits for a new draft for longer is reported."""
+_LIMIT_RANGE = re.compile(r"per (Container|Pod)\b")
+"""In the message of the API server, if a LimitRange forbids a pod."""
 _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
@@ -309,12 +312,34 @@ def preflight_state(
             return Preflight("Running", f"{name} is created again on the target's node")
         return preflight
     for target, node in nodes:
-        is_forbidden = ref in failures and failures[ref].cause == "Forbidden"
-        spec = preflight_spec(target, node, reserves_little=not is_forbidden)
-        pod = preflights.make("Pod", name, spec=spec)
-        pod["metadata"]["annotations"] |= annotations_of(target["spec"]["template"])
+        pod = _new_preflight(preflights, name, target, node, snapshot, failures.get(ref))
+        if ref in failures and failures[ref].cause != "Contested":
+            return Preflight("Stuck", failures[ref].message.rstrip("."), pod)
         return Preflight("Running", f"{name} is created", pod)
     return Preflight()
+
+
+def _new_preflight(
+    preflights: Workload,
+    name: str,
+    target: Object,
+    node: str,
+    snapshot: Snapshot,
+    failure: ApplyFailure | None,
+) -> Object:
+    """The pod of a preflight. It reserves little, unless a LimitRange has just forbidden that."""
+
+    def pod(*, reserves_little: bool) -> Object:
+        spec = preflight_spec(target, node, reserves_little=reserves_little)
+        made = preflights.make("Pod", name, spec=spec)
+        made["metadata"]["annotations"] |= annotations_of(target["spec"]["template"])
+        return made
+
+    little = pod(reserves_little=True)
+    if failure is None or not _LIMIT_RANGE.search(failure.message):
+        return little
+    was_little = failure.version[0] == annotations_of(little)[HASH_ANNOTATION]
+    return pod(reserves_little=False) if was_little or snapshot.now < failure.retry_at else little
 
 
 def _termination(pod: Object) -> Object:

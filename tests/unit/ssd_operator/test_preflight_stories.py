@@ -8,7 +8,7 @@ from tests.unit.ssd_operator.world import settled as serving
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, RefusedError
-from ssd_operator.observe.pod_state import name_of, revision_of
+from ssd_operator.observe.pod_state import UNREADY_SECONDS, name_of, revision_of
 
 BAD, GOOD = "localhost/bad:1", "localhost/good:1"
 NO_IMAGE = {"image": BAD, "state": {"waiting": {"reason": "ErrImagePull", "message": "no such"}}}
@@ -350,14 +350,14 @@ async def test_an_operator_that_is_restarted_at_any_time_continues(num_rounds: i
 
 
 @pytest.mark.parametrize(
-    ("error", "condition", "seconds", "attempts"),
+    ("error", "condition", "seconds"),
     [
-        (ForbiddenError("exceeded quota: pods=0"), ("True", "Valid"), 60.0, 2),
-        (RefusedError("spec.containers[0].image: no"), ("False", "PodTemplateInvalid"), 600.0, 1),
+        (ForbiddenError("exceeded quota: pods=0"), ("True", "Valid"), 60.0),
+        (RefusedError("spec.containers[0].image: no"), ("False", "PodTemplateInvalid"), 600.0),
     ],
 )
 async def test_a_preflight_that_cannot_be_created_is_quoted_and_delays_only_the_change(
-    error: ClusterError, condition: tuple[str, str], seconds: float, attempts: int
+    error: ClusterError, condition: tuple[str, str], seconds: float
 ) -> None:
     world = await settled()
     (serving,) = world.ready_pods("target")
@@ -367,7 +367,7 @@ async def test_a_preflight_that_cannot_be_created_is_quoted_and_delays_only_the_
     assert world.condition("Progressing") == FAILED
     assert str(error) in world.message("Progressing")
     assert world.condition("SpecValid") == condition
-    assert len(world.written("Pod")) == attempts
+    assert len(world.written("Pod")) == 1
     assert await world.next_pass() < seconds
     world.cluster.write_faults = {}
     world.cluster.now += seconds
@@ -375,17 +375,20 @@ async def test_a_preflight_that_cannot_be_created_is_quoted_and_delays_only_the_
     assert world.condition("Progressing") == DONE
 
 
+def is_large(preflight: Object) -> bool:
+    """Whether a preflight requests what it may use."""
+    (container,) = preflight["spec"]["containers"]
+    return bool(container["resources"]["requests"] == container["resources"]["limits"])
+
+
 def limit_range(thing: Object) -> None:
     """A namespace whose LimitRange has a minimum, and 2 as the largest ratio of limit to request.
 
     Raises:
-        ForbiddenError: a container has other resources.
+        ForbiddenError: a preflight requests less than its limits.
     """
-    if thing["kind"] == "Pod":
-        (container,) = thing["spec"]["containers"]
-        resources = container["resources"]
-        if resources["requests"]["memory"] == "0" or resources["requests"]["cpu"] == "100m":
-            raise ForbiddenError("minimum memory usage per Container is 64Mi, but request is 0")
+    if thing["kind"] == "Pod" and not is_large(thing):
+        raise ForbiddenError("minimum memory usage per Container is 64Mi, but request is 0")
 
 
 async def test_a_preflight_that_a_limit_range_forbids_requests_what_it_may_use() -> None:
@@ -395,6 +398,36 @@ async def test_a_preflight_that_a_limit_range_forbids_requests_what_it_may_use()
     assert world.condition("Progressing") == DONE
     (serving,) = world.ready_pods("target")
     assert revision_of(serving) == revision_of(world[TARGET])
+
+
+async def test_a_preflight_requests_little_again_where_its_limits_are_forbidden() -> None:
+    world = await settled()
+    world.cluster.write_faults = {"Pod": ForbiddenError("minimum cpu usage per Pod is 1")}
+    await change(world, GOOD, 10)
+    assert world.condition("Progressing") == FAILED
+    assert len(world.written("Pod")) == 2
+
+    def quota(thing: Object) -> None:
+        if thing["kind"] == "Pod" and is_large(thing):
+            raise ForbiddenError("exceeded quota")
+
+    world.cluster.write_faults, world.cluster.admit = {}, quota
+    world.cluster.now += 60.0
+    await world.rounds(8)
+    assert world.condition("Progressing") == DONE
+
+
+@pytest.mark.parametrize("error", [ForbiddenError("exceeded quota"), RefusedError("denied")])
+async def test_a_cell_that_is_down_rolls_although_no_preflight_can_be_created(
+    error: ClusterError,
+) -> None:
+    world = await serving(target={"replicas": 2})
+    world.controllers.make_unready(world.ready_pods("target")[1])
+    world.cluster.now += UNREADY_SECONDS
+    world.cluster.write_faults = {"Pod": error}
+    await change(world, GOOD, 8)
+    images = [pod["spec"]["containers"][0]["image"] for pod in world.ready_pods("target")]
+    assert [image == GOOD for image in images] == [False, True]
 
 
 async def test_a_foreign_pod_with_its_name_is_left_alone() -> None:
