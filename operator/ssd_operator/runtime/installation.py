@@ -102,6 +102,9 @@ async def delete_all(
 
     The garbage collector deletes their pods, without an operator. A namespace that was deleted is
     forbidden, because its RoleBinding is gone; it is logged.
+
+    Raises:
+        ForbiddenError: no namespace may be listed.
     """
     forbidden = set[str]()
 
@@ -111,11 +114,11 @@ async def delete_all(
         except MissingError:  # they were deleted with their definition
             return []
         except ForbiddenError as error:
-            if not namespace:
-                raise
             if namespace not in forbidden:
                 forbidden.add(namespace)
                 _log.warning("namespace_left_out", namespace=namespace, error=str(error))
+            if forbidden >= {*(namespaces or ("",))}:
+                raise
             return []
 
     async def problem() -> str:

@@ -92,7 +92,7 @@ def report_invalid(resource: Object, problem: str, state: PlanState, now: float)
 
 
 def report_deleted(resource: Object, state: PlanState, now: float) -> PassReport:
-    """Report a resource that is being deleted; the garbage collector deletes its children."""
+    """Report a resource that is being deleted, and that finalizers hold."""
     old, metadata = resource.get("status") or {}, resource["metadata"]
     new = status_of_deleted(old, metadata["generation"], metadata["finalizers"], now)
     return _report(old, new, (), remembered(state, now), now, math.inf)

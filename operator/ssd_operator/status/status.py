@@ -91,13 +91,17 @@ def status_of_invalid(old: Object, generation: int, problem: str, now: float) ->
 
 
 def status_of_deleted(old: Object, generation: int, finalizers: list[str], now: float) -> Object:
-    """The status of a resource that is being deleted, while finalizers of others hold it."""
+    """The status of a resource that is being deleted, while finalizers hold it: no numbers."""
     reason, held = "Deleting", f"The resource waits for its finalizers: {', '.join(finalizers)}"
-    unread = f"{held}. Its pods are no longer observed or repaired."
+    unread = f"{held}. Its pods run until then, and are not repaired."
     kinds = {condition["type"] for condition in old.get("conditions") or []} & TYPES
     new = {kind: unknown(reason, unread) for kind in sorted(kinds)} | {"Ready": no(reason, unread)}
     merged = merge(old, new, generation, to_text(now))
-    return old | {"observedGeneration": generation, "conditions": merged}
+    return {
+        "observedGeneration": generation,
+        "conditions": merged,
+        "speculation": {"state": reason},
+    }
 
 
 def merge(old: Object, new: Mapping[str, Condition], generation: int, now: str) -> list[Object]:

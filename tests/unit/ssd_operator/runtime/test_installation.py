@@ -140,9 +140,13 @@ async def test_an_uninstall_leaves_out_a_namespace_that_was_deleted() -> None:
     api.create_resource(("a", "one"), DEMO)
     await installation.delete_all(api, ("gone", "a"))
     assert api.keys() == set()
-    api.list_faults = {"": ForbiddenError("403")}
+
+
+@pytest.mark.parametrize("scope", [(), ("a",), ("a", "b")])
+async def test_an_uninstall_that_may_list_nothing_fails(scope: tuple[str, ...]) -> None:
+    api = Installed(list_faults={where: ForbiddenError("403") for where in scope or ("",)})
     with pytest.raises(ForbiddenError):
-        await installation.delete_all(api, ())
+        await installation.delete_all(api, scope)
 
 
 async def test_a_resource_that_stays_is_named() -> None:

@@ -356,6 +356,8 @@ async def test_a_resource_that_a_finalizer_holds_is_reported_as_deleting() -> No
     assert world.condition("Ready") == ("False", "Deleting")
     assert world.condition("TargetReady") == ("Unknown", "Deleting")
     assert "finalizers: example.com/audit" in world.message("Ready")
+    assert world.status["speculation"] == {"state": "Deleting"}
+    assert "target" not in world.status
 
 
 async def test_nothing_is_written_in_kube_system() -> None:
