@@ -124,7 +124,7 @@ volumes:
 - {name: tmp, emptyDir: {}}
 {{- end -}}
 
-{{/* Rights on resources for hooks: a dict of root, name, hook, annotations (none: no hooks themselves), verbs, namespaces ([""] is the cluster). */}}
+{{/* Rights on resources for hooks: a dict of root, name, hook, annotations (without them, the objects are no hooks), verbs, namespaces ([""] is the cluster). */}}
 {{- define "ssd.hookRights" -}}
 {{- $ := . -}}
 apiVersion: v1

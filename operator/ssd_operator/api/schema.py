@@ -43,8 +43,8 @@ kind: CustomResourceDefinition
 metadata:
   name: PLURAL.{GROUP}
   annotations:
-    # Helm reads it of the live object. Without it, an upgrade that does not contain the definition
-    # deletes all resources.
+    # Helm reads it from the live object. Without it, an upgrade that does not contain this object
+    # deletes it with all resources.
     helm.sh/resource-policy: keep
 spec:
   group: {GROUP}
