@@ -9,6 +9,9 @@ and a target opens a session for at most ``SESSION_TOKENS`` new tokens.
 *Not chosen*: allocating block by block, which needs preemption in the draft as well. *Revisit when*
 ``ssd_draft_sessions`` is limited by blocks and not by ``max_sessions``.
 
+If a draft has fewer sessions than targets, they take turns: a link without sessions that was
+refused gets the next one, if it still asks for it.
+
 Sessions whose texts begin alike share the blocks of the beginning, also with those that have ended.
 So a text is stored once, although each request of a chat, and each return of mode AUTO to
 speculation, begins a session. The whole text of a session is shared when it ends.
@@ -33,8 +36,9 @@ from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason, TokenId
 
 USUAL_ACCEPTANCE = 0.8
 """Acceptance that is assumed until a target has verified tokens."""
-WAITING_SECONDS = 2 * RETRY_SECONDS
-"""After a refusal, a link without sessions is expected to try again for so long."""
+WAITING_SECONDS = 5 * RETRY_SECONDS
+"""After a refusal, a link without sessions is expected to try again for so long: in its first round
+after ``RETRY_SECONDS``."""
 _SALT = token_bytes(16)
 """Secret of the keys of texts, see ``chain_keys``."""
 
@@ -340,9 +344,9 @@ class Sessions:
         )
 
     def _is_kept(self, link: LinkEnd, num_blocks: int, now: float) -> bool:
-        """Return whether what a session needs is kept for the link that waits for the longest time.
+        """Return whether this link must leave a slot and blocks to the link that was refused first.
 
-        Else one target could take each slot again as soon as its session has ended.
+        Otherwise one target could take each slot again as soon as its session has ended.
         """
         oldest = now - WAITING_SECONDS
         self._waiting = {each: at for each, at in self._waiting.items() if at > oldest}
