@@ -76,7 +76,7 @@ class SamplingParams:
     seed: int | None = None
     """The noise of the request, modulo 2^64. None: the target draws one and returns it."""
     max_tokens: int | None = None
-    """Maximum number of new tokens, >= 1. None: 256, or as many as the model's length leaves."""
+    """Maximum number of new tokens, >= 1. None: 256; for a chat, all that the context leaves."""
     min_tokens: int = 0
     """Number of new tokens before an end-of-text or stop token is allowed; 0..max_tokens."""
     stop: tuple[str, ...] = ()

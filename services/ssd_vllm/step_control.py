@@ -19,7 +19,7 @@ from ssd.types import Mode
 _PARTS = ("host", "verify", "wait", "commit")
 """Parts of ``ssd_round_seconds``. The part verify has vLLM's forward pass and its sampler."""
 PAUSE_SECONDS = 1.0
-"""After a longer time between two steps, the engine was paused: no host works for so long."""
+"""A longer time between two steps is not measured: the engine was probably paused."""
 
 
 class StepControl:

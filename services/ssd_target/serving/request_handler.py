@@ -30,7 +30,8 @@ from ssd_target.serving.tokenization import LONG, Tokenization
 from ssd_target.settings import TargetSettings
 
 DEFAULT_MAX_TOKENS = 256
-"""New tokens of a request without ``max_tokens`` that is not a chat: a text may have no end."""
+"""New tokens of a request without ``max_tokens``. A chat has no such limit: its template makes the
+model end its answer."""
 SEED_BITS = 53
 """Bits of a drawn seed. Numbers of so many bits are exact in JSON, so a seed can be copied."""
 CAUSE_SECONDS = 4.0

@@ -38,7 +38,7 @@ from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import prompt_keys
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving import request_handler
-from ssd_target.serving.request_handler import RequestHandler, max_new_tokens
+from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.settings import TargetSettings
@@ -239,22 +239,6 @@ async def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
     ) as caught:
         await generate(handler, prompt)
     assert caught.value.field == field
-
-
-CHAT = Conversation((ChatTurn("user", "12"),))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "room", "limit"),
-    [("text", 1000, 256), ("text", 100, 100), ((1, 2), 999, 256), (CHAT, 999, 999), (CHAT, 9, 9)],
-)
-def test_a_chat_without_a_limit_continues_to_the_end_of_the_context(
-    prompt: Prompt, room: int, limit: int
-) -> None:
-    call = GenerateCall(prompt=prompt, sampling=SamplingParams())
-    assert max_new_tokens(call, 10, 10 + room) == limit
-    with pytest.raises(ContextLengthError):
-        max_new_tokens(call, 10, 10)
 
 
 async def submit(
