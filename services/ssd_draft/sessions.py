@@ -28,7 +28,6 @@ from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import BlockPool, Key, chain_keys
 from ssd.errors import FrameError, LinkError
-from ssd.pool.link import RETRY_SECONDS
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.speculation.estimates import Acceptance
 from ssd.speculation.table import OutcomeTable
@@ -36,9 +35,9 @@ from ssd.types import Commit, LinkSettings, OpenSession, RefusalReason, TokenId
 
 USUAL_ACCEPTANCE = 0.8
 """Acceptance that is assumed until a target has verified tokens."""
-WAITING_SECONDS = 5 * RETRY_SECONDS
-"""After a refusal, a link without sessions is expected to try again for so long: in its first round
-after ``RETRY_SECONDS``."""
+WAITING_SECONDS = 5.0
+"""After a refusal, a link without sessions is expected to try again for so long. A target tries in
+its first round after one second."""
 _SALT = token_bytes(16)
 """Secret of the keys of texts, see ``chain_keys``."""
 
