@@ -30,6 +30,7 @@ SHAPE = (
     *("--kv-cache-bytes", "8000000", *ANY_PORT, *QUICK),
 )
 LONG = SamplingParams(temperature=0.0, max_tokens=1200, ignore_eos=True)
+SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True)
 PROMPT = "a prompt that nobody else may read"
 WAIT_SECONDS = 60.0
@@ -97,8 +98,9 @@ async def scrape(process: ProcessUnderTest) -> Samples:
 async def until(process: ProcessUnderTest, **values: float) -> Samples:
     """The metrics once these gauges have these values."""
     async with asyncio.timeout(WAIT_SECONDS):
-        while not (samples := await scrape(process)).items() >= values.items():
-            pass
+        # Another process has no event to wait for.
+        while not (samples := await scrape(process)).items() >= values.items():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     return samples
 
 
@@ -142,7 +144,7 @@ async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path)
                 during = await until(target, ssd_running_sequences=0, ssd_open_sessions=0)
                 running_on = client.generate(PROMPT, ENDLESS, Mode.SPECULATIVE)
                 await anext(running_on)
-                waiting = asyncio.create_task(anext(client.generate(PROMPT, LONG)))
+                waiting = asyncio.create_task(anext(client.generate(PROMPT, SHORT)))
                 busy = await until(target, ssd_waiting_sequences=1, ssd_open_sessions=1)
                 there = await scrape(draft)
                 await running_on.aclose()
