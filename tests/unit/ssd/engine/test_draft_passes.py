@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ RunnerOn = Callable[[str], DraftRunner]
 K, N = 3, 4
 P = K + 1
 VOCAB = 257
+NUM_IDS = VOCAB - 9
+"""The others are padding of the vocabulary."""
 BLOCKS = 32
 ENGINE = EngineConfig(
     max_model_len=1024,
@@ -40,6 +42,7 @@ ENGINE = EngineConfig(
     block_size=32,
     prefill_chunk=32,
     context_chunk=64,
+    num_token_ids=NUM_IDS,
 )
 
 
@@ -86,6 +89,10 @@ class Harness:
     def trunk_lengths(self) -> Tensor:
         return torch.tensor([len(session.committed) - 1 for session in self.sessions])
 
+    def expected(self, text: list[int], num_rows: int) -> Tensor:
+        padding = torch.arange(NUM_IDS, VOCAB)
+        return self.plain(text)[-num_rows:].index_fill(1, padding, -torch.inf)
+
     def explicit(self) -> None:
         rows = [[session.committed[-1], *session.proposal] for session in self.sessions]
         tokens_BP = torch.full((len(rows), P), 99)
@@ -96,8 +103,8 @@ class Harness:
             ProposalBatch(self.slots_B, tokens_BP, counts_B, self.trunk_lengths, self.tables_BJ)
         )
         for session, row, logits_PV in zip(self.sessions, rows, logits_BPV, strict=True):
-            expected_RV = self.plain([*session.committed, *session.proposal])
-            close(logits_PV[: len(row)], expected_RV[-len(row) :])
+            expected_RV = self.expected([*session.committed, *session.proposal], len(row))
+            close(logits_PV[: len(row)], expected_RV)
 
     def branches(self) -> None:
         accepted_BN = torch.tensor([session.accepted for session in self.sessions])
@@ -118,8 +125,7 @@ class Harness:
         found_BNPV = torch.stack(found, dim=2)
         for session, found_NPV in zip(self.sessions, found_BNPV, strict=True):
             for branch in range(N):
-                expected_RV = self.plain(session.text(branch))[-P:]
-                close(found_NPV[branch], expected_RV)
+                close(found_NPV[branch], self.expected(session.text(branch), P))
 
     def append(self, branches: list[int]) -> None:
         entries = [
@@ -194,7 +200,7 @@ def test_a_draft_warms_up_and_reports_its_progress(folder: Path) -> None:
 
 
 def test_arrays_of_passes_are_freed_with_their_sessions_without_a_search_for_cycles(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    runner_on: RunnerOn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[weakref.ref[Tables]] = []
 
@@ -203,7 +209,7 @@ def test_arrays_of_passes_are_freed_with_their_sessions_without_a_search_for_cyc
         made.append(weakref.ref(tables))
         return tables
 
-    runner = load(DraftRunner, folder, on("openvino", ENGINE))
+    runner = runner_on("openvino")
     monkeypatch.setattr(draft, "Tables", recorded)
     gc.disable()
     try:
@@ -215,7 +221,7 @@ def test_arrays_of_passes_are_freed_with_their_sessions_without_a_search_for_cyc
 
 
 def test_after_the_warm_up_no_opening_session_has_a_new_shape(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    runner_on: RunnerOn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenVINO compiles kernels for each shape, which would delay the first table."""
     shapes: set[tuple[object, ...]] = set()
@@ -227,8 +233,7 @@ def test_after_the_warm_up_no_opening_session_has_a_new_shape(
         run(graph, inputs, *more)
 
     monkeypatch.setattr(DraftGraph, "run", recorded)
-    engine = replace(ENGINE, max_num_seqs=2)
-    runner = load(DraftRunner, folder, on("openvino", engine))
+    runner = runner_on("openvino")
     runner.warm_up(lambda _stage, _fraction: None)
     warm = shapes.copy()
     assert len(warm) > 5
@@ -265,12 +270,10 @@ def test_a_chunk_begins_at_any_position(
 
 
 @pytest.mark.parametrize("engine", CPU_ENGINES)
-def test_a_chunk_may_begin_just_before_the_last_position(folder: Path, engine: str) -> None:
+def test_a_chunk_may_begin_just_before_the_last_position(runner_on: RunnerOn, engine: str) -> None:
     """Its padding is beyond the block table."""
-    few_graphs = replace(ENGINE, prefill_chunk=128, num_columns=2)
-    runner = load(DraftRunner, folder, on(engine, few_graphs))
     first = ENGINE.max_model_len - 10
-    assert runner.prefill(paged([([1] * 9, first, torch.arange(1, 33))], 128)) is None
+    assert runner_on(engine).prefill(paged([([1] * 9, first, torch.arange(1, 33))], 32)) is None
 
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
@@ -291,17 +294,14 @@ def test_a_pass_does_not_change_other_slots(runner_on: RunnerOn, engine: str) ->
     assert torch.equal(inside(runner)._storage.entries_L2ZW[:, :, theirs], before)
 
 
-def test_all_columns_of_one_pass_are_those_of_the_steps(folder: Path) -> None:
+def test_all_columns_of_one_pass_are_those_of_the_steps(runner_on: RunnerOn) -> None:
     """The reference chooses step by step. The entries of the branch that wins are stored."""
-    engine = replace(ENGINE, num_token_ids=VOCAB - 9)
-    reference, graphs = (
-        load(DraftRunner, folder, on(name, engine)) for name in ("torch", "openvino")
-    )
+    reference, graphs = runner_on("torch"), runner_on("openvino")
     for top_k, min_p in ((0, 0.0), (4, 0.0), (0, 0.4), (9, 0.2)):
         found = columns_of(graphs, top_k, min_p)
         for actual, expected in zip(found, columns_of(reference, top_k, min_p), strict=True):
             assert torch.equal(actual[0], expected[0]), (top_k, min_p)
-            assert int(actual[0].max()) < VOCAB - 9
+            assert int(actual[0].max()) < NUM_IDS
             close(actual[1], expected[1])
             close(actual[2], expected[2])
 
@@ -313,7 +313,7 @@ def columns_of(
     soft_filters = SoftFilters(1, "cpu")
     soft_filters.assign(0, 1.0, top_k, min_p)
     filters = soft_filters.of_rows(np.zeros(N, dtype=np.int64), VOCAB)
-    committed = torch.randint(0, VOCAB - 9, (70,), generator=torch.Generator().manual_seed(5))
+    committed = torch.randint(0, NUM_IDS, (70,), generator=torch.Generator().manual_seed(5))
     noise_YV = torch.from_numpy(gumbel_noise(7, range(K), VOCAB))
     blocks_1J = torch.arange(1, 4)[None]
     accepted_1N = torch.tensor([[0, 2, 1, 2]])
