@@ -315,7 +315,7 @@ def test_the_kv_cache_leaves_memory_for_the_packed_copies_of_the_weights(
 @pytest.mark.timeout(60)
 def test_a_draft_frees_its_checkpoint_after_the_warm_up(folder: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(folder, tmp_path / "own"))
-    runner = load(DraftRunner, own, replace(ENGINE, branches=2))
+    runner = load(DraftRunner, own, replace(ENGINE, num_columns=2, branches=2))
     assert resident_bytes(own / "model.safetensors") > 0
     runner.warm_up(lambda _stage, _share: None)
     assert resident_bytes(own / "model.safetensors") == 0
