@@ -6,6 +6,9 @@ logits, as it would with a model.
 """
 
 from collections.abc import Callable
+from functools import cache
+from itertools import count
+from operator import mul
 
 import torch
 
@@ -126,11 +129,22 @@ def law(tokens_S: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
     They depend mostly on the last two tokens, so that n-gram proposals are sometimes accepted.
     """
+    tokens = tokens_S.tolist()
     recent = 0
-    for token in tokens_S[-2:].tolist():
+    for token in tokens[-2:]:
         recent = (recent * 1_000_003 + token + 7) % _MODULUS
-    everything = int((tokens_S * torch.arange(1, tokens_S.numel() + 1)).sum()) % 97
+    everything = sum(map(mul, tokens, count(1))) % 97
+    return _of_recent(recent, vocab_size) + _of_everything(everything, vocab_size)
+
+
+@cache
+def _of_recent(recent: int, vocab_size: int) -> torch.Tensor:
     ids_V = torch.arange(vocab_size, dtype=torch.int64)
     mixed_V = (ids_V * 48_271 + recent * 69_621 + 11) % _MODULUS * 16_807 % _MODULUS
-    wobble_V = (ids_V * 31 + everything * 17) % 23
-    return mixed_V.float() / _MODULUS * 4.0 + wobble_V.float() / 23.0
+    return mixed_V.float() / _MODULUS * 4.0
+
+
+@cache
+def _of_everything(everything: int, vocab_size: int) -> torch.Tensor:
+    wobble_V = (torch.arange(vocab_size) * 31 + everything * 17) % 23
+    return wobble_V.float() / 23.0
