@@ -1,7 +1,13 @@
 """Sources whose acceptances have been measured."""
 
-from ssd.speculation.sources import Candidates, Sources
+import math
+from collections.abc import Callable
 
+from ssd.speculation.sources import Candidates, Sources
+from ssd.types import TokenId
+
+Tokens = tuple[TokenId, ...]
+Row = tuple[Candidates, Tokens]
 _ROUNDS = 400
 
 
@@ -11,13 +17,16 @@ def measure(sources: Sources, of_draft: float, of_backup: float, *, repeats: boo
     The next round is no trial.
     """
     rows = [
-        (candidates, (1 if number < 100 * share else 2,))
-        for number in range(100)
-        for candidates, share in (
-            (Candidates(from_draft=(1,), repeats=repeats), of_draft),
-            (Candidates(from_backup=(1,), repeats=repeats), of_backup),
-        )
+        *_rows(of_draft, lambda tokens: Candidates(from_draft=tokens, repeats=repeats)),
+        *_rows(of_backup, lambda tokens: Candidates(from_backup=tokens, repeats=repeats)),
     ]
     for _ in range(_ROUNDS):
         sources.add_round(rows)
     sources.num_rounds = 1
+
+
+def _rows(share: float, candidates: Callable[[Tokens], Candidates]) -> list[Row]:
+    """Rows of 100 tokens that are tested."""
+    accepted = (1,) * math.ceil(100 * share)
+    refused = candidates((1,)), (2,)
+    return [(candidates(accepted), accepted), *[refused] * (100 - len(accepted))]
