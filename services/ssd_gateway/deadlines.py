@@ -53,6 +53,6 @@ class Deadlines:
                     "the gateway cancelled the request, because it stops; the text is incomplete"
                 ) from error
             raise DeadlineError(
-                f"the request ran for {self._allowed_seconds:g} s, the maximum of this gateway "
+                f"the request took {self._allowed_seconds:g} s, the maximum of this gateway "
                 "(request_timeout_seconds); request fewer tokens"
             ) from error

@@ -56,8 +56,9 @@ class GatewaySettings:
     429. A request that alone needs over half of all is answered 413. A body needs up to 10 times
     its size in memory while it is parsed, one after the other, and a prompt of token ids up to 5
     times its size."""
-    request_timeout_seconds: float = field(default=600.0, metadata={"min": 0.001, "max": 86_400.0})
-    """Maximum duration of a request, in seconds. It is then answered 408."""
+    request_timeout_seconds: float = field(default=660.0, metadata={"min": 0.001, "max": 86_400.0})
+    """Maximum duration of a request, in seconds. It is then answered 408. It is longer by default
+    than in a target, which answers requests that only waited with 429."""
     stream_stall_seconds: float = field(default=60.0, metadata={"min": 0.001, "max": 86_400.0})
     """A request whose client reads nothing for this many seconds is cancelled."""
     drain_seconds: float = field(default=30.0, metadata={"min": 0.0, "max": 3600.0})

@@ -381,6 +381,7 @@ class DecodeLoop:
     def _publish_counts(self) -> None:
         """Publish the sequences that the scheduler holds, if they have changed."""
         log = self._round_log
+        self._inbox.num_new = self._scheduler.num_new
         counts = self._scheduler.counts(auto_speculates=log.speculation.is_on)
         if counts != log.counts:
             self._inbox.num_waiting = counts.waiting

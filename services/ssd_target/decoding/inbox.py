@@ -19,6 +19,8 @@ class Inbox:
         self._num_arrivals = 0
         self.num_waiting = 0
         """Sequences that wait for a slot. The step thread updates it."""
+        self.num_new = 0
+        """Those of them that have not run yet. The step thread updates it."""
         self._filled = threading.Condition()
         self._is_closed = False
 

@@ -135,6 +135,11 @@ class Scheduler:
         return SequenceCounts(len(self._running), len(self._waiting), eligible)
 
     @property
+    def num_new(self) -> int:
+        """Number of waiting sequences that have not run yet."""
+        return self._num_new
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
         return not self._sequences

@@ -395,8 +395,8 @@ class RequestHandler:
     def _check_room(self, num_continuations: int) -> None:
         """Refuse a request while the queue is full, before its text is tokenized.
 
-        The scheduler decides; its counts are some milliseconds old here. While no request waits, a
-        slot may have become free.
+        The scheduler decides; its counts are some milliseconds old here. While nothing waits, a
+        slot may have become free. Preempted sequences wait, but not in the queue.
 
         Raises:
             FieldError: more continuations than run and wait together would never have room.
@@ -406,9 +406,9 @@ class RequestHandler:
         most = settings.max_queue + settings.max_num_seqs
         if num_continuations > most:
             raise FieldError("sampling.n", f"is {num_continuations}, must be in 1..{most} here")
-        waiting = self._inbox.num_waiting
-        room = settings.max_queue + (-waiting if waiting else settings.max_num_seqs)
-        if self._num_entering + self._inbox.num_arrivals + num_continuations > room:
+        inbox = self._inbox
+        room = settings.max_queue + (-inbox.num_new if inbox.num_waiting else settings.max_num_seqs)
+        if self._num_entering + inbox.num_arrivals + num_continuations > room:
             raise queue_full(settings.max_queue)
 
 

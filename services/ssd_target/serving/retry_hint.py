@@ -1,6 +1,8 @@
 """How long a refused client waits before it sends its request again."""
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 
 from ssd.ports import Clock
 
@@ -25,6 +27,21 @@ class RetryHint:
         self._clock = clock
         self._ended_at: deque[float] = deque(maxlen=_NUM_ENDS)
         self._num_refused = 0
+        self._num_requests = 0
+        self._idle_since = clock.now()
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request. Time without requests is no part of the rate."""
+        if not self._num_requests:
+            idle_seconds = self._clock.now() - self._idle_since
+            self._ended_at = deque((at + idle_seconds for at in self._ended_at), _NUM_ENDS)
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+            self._idle_since = self._clock.now()
 
     def add_end(self) -> None:
         """Add a sequence that has ended, which makes room for another one."""

@@ -85,23 +85,35 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self, call: codec.GenerateCall, request_id: str, trace: RequestTrace, context: Call
     ) -> FinishReason:
         """Run a request within its maximum time and write all chunks."""
+        try:
+            with self._retry_hint.request():
+                finish_reason = await self._run_in_time(call, request_id, trace, context)
+        except OverloadedError as error:
+            error.retry_after_seconds = self._retry_hint.seconds(self._handler.num_waiting)
+            raise
+        assert finish_reason is not None
+        return finish_reason
+
+    async def _run_in_time(
+        self, call: codec.GenerateCall, request_id: str, trace: RequestTrace, context: Call
+    ) -> FinishReason | None:
         allowed = self._settings.request_timeout_seconds
         try:
             async with (
                 asyncio.timeout(allowed),
                 contextlib.aclosing(self._handler.generate(call, request_id, trace)) as chunks,
             ):
-                finish_reason = await self._write_all(chunks, trace, context)
-        except OverloadedError as error:
-            error.retry_after_seconds = self._retry_hint.seconds(self._handler.num_waiting)
-            raise
+                return await self._write_all(chunks, trace, context)
         except TimeoutError as error:
+            if not trace.num_admitted:
+                raise OverloadedError(
+                    f"the request waited for {allowed:g} s, the maximum of this target "
+                    "(request_timeout_seconds)"
+                ) from error
             raise DeadlineError(
                 f"the request ran for {allowed:g} s, the maximum of this target "
                 "(request_timeout_seconds); request fewer tokens"
             ) from error
-        assert finish_reason is not None
-        return finish_reason
 
     async def _write_all(
         self, chunks: AsyncGenerator[GenerationChunk, None], trace: RequestTrace, context: Call

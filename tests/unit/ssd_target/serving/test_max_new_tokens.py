@@ -19,3 +19,17 @@ def test_a_chat_continues_to_the_end_of_the_context(prompt: Prompt, room: int, l
     assert max_new_tokens(call, 10, 10 + room) == limit
     with pytest.raises(ContextLengthError):
         max_new_tokens(call, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"), [("text", "text"), ((1,), "token_ids.ids"), (CHAT, "chat")]
+)
+def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
+    prompt: Prompt, field: str
+) -> None:
+    call = GenerateCall(prompt=prompt, sampling=SamplingParams(max_tokens=4))
+    with pytest.raises(
+        ContextLengthError, match="has 62 tokens and max_tokens is 4: together 66"
+    ) as caught:
+        max_new_tokens(call, 62, 64)
+    assert caught.value.field == field

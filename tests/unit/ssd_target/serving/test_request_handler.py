@@ -94,7 +94,7 @@ async def test_auto_uses_the_draft_of_the_target_only_without_other_drafts(
     assert handler._mode(requested) is mode
 
 
-async def test_mode_synchronous_without_a_draft_model_is_refused(handler: RequestHandler) -> None:
+async def test_mode_synchronous_needs_a_draft_model(handler: RequestHandler) -> None:
     with pytest.raises(FieldError, match="draft_model"):
         handler._mode(Mode.SYNCHRONOUS)
 
@@ -150,10 +150,12 @@ async def test_ids_of_a_prompt_that_is_too_long_are_not_checked(handler: Request
 async def test_a_full_queue_refuses_a_request_before_its_text_is_tokenized(
     handler: RequestHandler, tokenizer: WatchedTokenizer, inbox: Inbox
 ) -> None:
-    inbox.num_waiting = 2
+    inbox.num_waiting = inbox.num_new = 2
     with pytest.raises(OverloadedError, match="2 requests are waiting"):
         await generate(handler, "abc")
     assert tokenizer.threads == []
+    inbox.num_new = 0  # both wait after a preemption
+    await begin(handler, inbox)
 
 
 async def test_a_request_has_its_place_in_the_queue_until_it_is_submitted(
@@ -221,24 +223,6 @@ async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
         await generate(handler, Conversation((ChatTurn("user", "12345"),)))
     assert caught.value.field == "chat"
     assert tokenizer.threads == []
-
-
-@pytest.mark.parametrize(
-    ("prompt", "field"),
-    [
-        ("a" * 62, "text"),
-        ((1,) * 62, "token_ids.ids"),
-        (Conversation((ChatTurn("user", "12"),)), "chat"),
-    ],
-)
-async def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
-    handler: RequestHandler, prompt: Prompt, field: str
-) -> None:
-    with pytest.raises(
-        ContextLengthError, match="has 62 tokens and max_tokens is 4: together 66"
-    ) as caught:
-        await generate(handler, prompt)
-    assert caught.value.field == field
 
 
 async def submit(

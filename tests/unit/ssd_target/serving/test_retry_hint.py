@@ -38,6 +38,18 @@ def test_a_hint_is_bounded(seconds_each: float, bound: float) -> None:
     assert hint_after(20, seconds_each).seconds(100) == bound
 
 
+def test_time_without_requests_makes_no_hint_longer() -> None:
+    clock = FakeClock()
+    hint = RetryHint(clock)
+    for pause in (0.0, 8 * 3600.0):
+        clock.advance(pause)
+        with hint.request(), hint.request():
+            for _ in range(10):
+                clock.advance(0.5)
+                hint.add_end()
+            assert max(hint.seconds(4) for _ in range(20)) <= 2.0
+
+
 def test_a_target_on_which_nothing_ends_any_more_has_longer_hints() -> None:
     clock = FakeClock()
     hint = RetryHint(clock)

@@ -18,8 +18,9 @@ from ssd.errors import (
     OverloadedError,
 )
 from ssd.rpc.bounds import PromptBounds
+from ssd.rpc.codec import GenerateCall
 from ssd.testing.clock import FakeClock
-from ssd.types import FinishReason, GenerationChunk
+from ssd.types import FinishReason, GenerationChunk, SamplingParams
 from ssd.v1 import generate_pb2
 from ssd_target.decoding.sequence import SequenceRecord
 from ssd_target.serving import servicer as servicer_module
@@ -131,6 +132,29 @@ def admitted(count: int) -> RequestTrace:
     record = SequenceRecord(admitted_at=1.0)
     trace.sequences = [make_sequence(record=record) for _ in range(count)]
     return trace
+
+
+@pytest.mark.parametrize(
+    ("num_admitted", "error", "words"),
+    [(0, OverloadedError, "waited for 0.01 s"), (1, DeadlineError, "ran for 0.01 s")],
+)
+async def test_a_request_that_only_waited_is_answered_as_by_a_full_queue(
+    generate: GenerateServicer,
+    handler: FakeHandler,
+    num_admitted: int,
+    error: type[Exception],
+    words: str,
+) -> None:
+    async def never(*_arguments: object) -> AsyncIterator[GenerationChunk]:
+        await asyncio.Event().wait()
+        yield GenerationChunk(token_ids=())
+
+    handler.generate = never  # type: ignore[attr-defined]
+    handler.num_waiting = 0  # type: ignore[attr-defined]
+    generate._settings = TargetSettings(request_timeout_seconds=0.01)
+    call = GenerateCall(prompt="x", sampling=SamplingParams())
+    with pytest.raises(error, match=words):
+        await generate._run(call, "r", admitted(num_admitted), cast(Any, Reader()))
 
 
 class Reader:
