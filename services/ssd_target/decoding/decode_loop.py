@@ -207,7 +207,12 @@ class DecodeLoop:
             batch = self._builder.stored(plan.replays, self._runner.engine.num_columns)
             self._runner.verify(self._runner.prepare(batch))
         if self._drafter is not None:
-            self._drafter.store(sequence for sequence in plan.running if sequence.is_synchronous)
+            # A prompt that is not finite has ended its sequence.
+            self._drafter.store(
+                sequence
+                for sequence in plan.running
+                if sequence.is_synchronous and sequence.finish_reason is None
+            )
 
     def _keep(self, parts: Rows[Part], bad_columns: Rows[int | None]) -> None:
         """Put the stored parts into the prefix cache, and fail those that are not finite."""

@@ -48,6 +48,11 @@ from ssd.types import NO_TOKEN, LookupResult, SequenceId, TokenId
 from ssd_target.decoding.sampler import Proposal, Sampler
 from ssd_target.decoding.sequence import Sequence
 
+AHEAD_TOKENS = 1024
+"""New tokens for which a text that has lost its blocks needs free ones, to begin again: with fewer,
+it would soon lose them."""
+MIN_REMAINING_TOKENS = 32
+"""A sequence with fewer tokens to go does not begin again: storing its text would gain little."""
 _MOST_PENDING = 2
 """Tokens without an entry before a proposal by single steps: the newest one, and one of the
 proposal before it."""
@@ -76,10 +81,10 @@ class _Text:
 class SequentialDrafter:
     """Proposes with a draft model of the target's process, or the backup. Step thread only.
 
-    Sequences that are longer than the draft allows, or for which it has no free blocks, get no
+    Sequences that are longer than the draft allows, or for which it has too few free blocks, get no
     proposals. It stores texts by itself, a chunk in each step: the target skips what is in its
     prefix cache. A sequence gets blocks as its text grows, because few texts reach their maximum
-    length. If no block is free, the newest sequence loses its blocks.
+    length. If no block is free, the sequence that was admitted last loses its blocks.
     """
 
     def __init__(
@@ -133,9 +138,11 @@ class SequentialDrafter:
         """Return whether the draft allows a text of this length with a proposal."""
         return len(sequence.tokens) + self._lookahead < self._engine.max_model_len
 
-    def _is_room_for_all_of(self, sequence: Sequence) -> bool:
-        num_entries = min(sequence.max_len, self._engine.max_model_len)
-        return self._blocks.can_allocate(-(-num_entries // self._engine.block_size))
+    def _may_begin_again(self, sequence: Sequence) -> bool:
+        """Return whether it pays to store the text of a sequence without blocks again."""
+        num_entries = len(sequence.tokens) + min(sequence.num_remaining, AHEAD_TOKENS)
+        has_blocks = self._blocks.can_allocate(-(-num_entries // self._engine.block_size))
+        return has_blocks and sequence.num_remaining >= MIN_REMAINING_TOKENS
 
     def _allocate(self, sequence: Sequence, text: _Text) -> bool:
         """Allocate the blocks that a text needs for the next round; return whether it has them."""
@@ -167,10 +174,10 @@ class SequentialDrafter:
         """Store one more chunk of the first of these texts that is not stored yet.
 
         A text is stored but for its newest token. A sequence without blocks gets some again, once
-        there are enough for its maximum length.
+        there are enough for ``AHEAD_TOKENS`` more tokens.
         """
         for sequence in sequences:
-            if sequence.sequence_id not in self._texts and self._is_room_for_all_of(sequence):
+            if sequence.sequence_id not in self._texts and self._may_begin_again(sequence):
                 self.admit(sequence)
             text = self._texts.get(sequence.sequence_id)
             if text is None or text.is_stored or not self._grow(sequence):

@@ -20,6 +20,7 @@ from ssd.speculation.sources import TRIAL_ROUNDS
 from ssd.testing.fake_device import fake_device
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import LookupResult, Mode, SamplingParams, TokenId
+from ssd_target.decoding import sequential_drafter
 from ssd_target.decoding.sampler import KeyedSampler, Proposal, RingSampler
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
@@ -238,7 +239,10 @@ def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals() -> None
     assert second.statistics.mode is Mode.AUTOREGRESSIVE
 
 
-def test_a_sequence_gets_blocks_of_the_draft_as_its_text_grows() -> None:
+def test_a_sequence_gets_blocks_of_the_draft_as_its_text_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sequential_drafter, "MIN_REMAINING_TOKENS", 8)
     # Both texts end with 7 blocks, of which the draft has 8.
     draft = own_draft("perfect", num_blocks=9)
     bench = Bench(own_draft=draft)
@@ -249,11 +253,37 @@ def test_a_sequence_gets_blocks_of_the_draft_as_its_text_grows() -> None:
         assert sink.tokens == plain(prompt, 22, GREEDY)
         assert sink.statistics.mode is Mode.SYNCHRONOUS
         assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0
-    # The newer one loses its blocks until the older one has ended.
+    # The one that was admitted last loses its blocks until the other one has ended.
     older, newer = ([len(chunk.token_ids) for chunk in sink.chunks] for sink in sinks)
     assert set(older[:-1]) == {LOOKAHEAD + 1}
     assert newer == [4, 4, 1, 1, 1, 1, 4, 4, 2]
     assert len(draft.own_XNP.unique()) == 1, "entries are dropped with their texts"
+
+
+def test_a_sequence_that_has_lost_its_blocks_is_not_passed_by_newcomers_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sequential_drafter, "AHEAD_TOKENS", 8)
+    monkeypatch.setattr(sequential_drafter, "MIN_REMAINING_TOKENS", 8)
+    # 16 blocks of 4 tokens. The maximum length of the second sequence is that of the model.
+    bench = Bench(own_draft=own_draft("perfect", num_blocks=17), num_blocks=200)
+    bench.submit([1, 2, 3] * 13, 3, mode=Mode.SYNCHRONOUS)
+    bench.run_rounds(1)
+    old = bench.submit([4, 5, 6] * 6, ENGINE.max_model_len - 18, mode=Mode.SYNCHRONOUS)
+    for number in range(4):
+        bench.submit([7, 8, number] * 2, 9, mode=Mode.SYNCHRONOUS)
+        bench.run_rounds(3)
+    assert len(old.chunks[-1].token_ids) == LOOKAHEAD + 1
+    bench.run()
+
+
+def test_a_prompt_that_is_not_finite_leaves_no_blocks_of_the_draft_taken() -> None:
+    bench = Bench(own_draft=own_draft("perfect"))
+    bench.runner.nan_token = 12
+    sink = bench.submit([1, 2, 12, 3], 8, mode=Mode.SYNCHRONOUS)
+    bench.run()
+    assert sink.error is not None
+    assert bench.draft_blocks.num_taken == 0
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
