@@ -105,7 +105,7 @@ class TooLargeError(RequestError):
 
 
 class OverloadedError(SSDError):
-    """A bound is reached; the request was not accepted."""
+    """A bound is reached; the request has not run."""
 
     def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)

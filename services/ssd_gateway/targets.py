@@ -42,6 +42,9 @@ ANSWER_SECONDS = 5.0
 """A target that takes longer to answer a check is not ready."""
 LOAD_SECONDS = 600.0
 """Time after the start of a gateway in which a target without an answer may load a model."""
+RETRY_SECONDS = 5.0
+"""A request that a target refuses later than this has waited in its queue. No other target gets the
+request: it would begin at the end of the next queue, with less time."""
 NO_TARGET = "no target is ready; try again in a moment"
 _log = get_logger(__name__)
 
@@ -165,7 +168,7 @@ class TargetPool:
         key = prefix_key(_texts(call))
         tried: dict[str, SSDError] = {}
         while (target := self._choose(call.model, key, tried)) is not None:
-            has_begun = False
+            has_begun, sent_at = False, time.monotonic()
             target.num_requests += 1
             try:
                 async with contextlib.aclosing(
@@ -192,7 +195,7 @@ class TargetPool:
                 tried[target.address] = refusal
             except OverloadedError as error:
                 _hide_address(error, target.address)
-                if has_begun:
+                if has_begun or time.monotonic() - sent_at > RETRY_SECONDS:
                     raise
                 tried[target.address] = error
             except SSDError as error:

@@ -107,7 +107,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         except TimeoutError as error:
             if not trace.num_admitted:
                 raise OverloadedError(
-                    f"the request waited for {allowed:g} s, the maximum of this target "
+                    f"the request did not begin within {allowed:g} s, the maximum of this target "
                     "(request_timeout_seconds)"
                 ) from error
             raise DeadlineError(

@@ -37,7 +37,7 @@ from ssd import __version__
 from ssd.errors import DeadlineError, FieldError, NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode
-from ssd_gateway import api
+from ssd_gateway import api, targets
 from ssd_gateway.responses import StreamAssembly
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -240,6 +240,17 @@ async def test_a_request_that_one_target_refuses_is_sent_to_another(answer: Answ
             served = await client.completions.create(model="demo", prompt="x")
             assert served.choices[0].text == "a b c"
     assert len(serving.calls) == 4
+
+
+async def test_a_request_that_was_refused_after_a_wait_is_not_sent_to_another_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(targets, "RETRY_SECONDS", 0.0)
+    both = [ScriptedTarget(refusing(OverloadedError("waited for 600 s"))) for _ in range(2)]
+    async with fronting(*both) as front, front.client(max_retries=0) as client:
+        with pytest.raises(openai.RateLimitError, match="waited for 600 s"):
+            await client.completions.create(model="demo", prompt="x")
+    assert sum(len(each.calls) for each in both) == 1
 
 
 async def test_a_client_that_leaves_cancels_its_request_on_the_target() -> None:

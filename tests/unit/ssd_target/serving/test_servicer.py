@@ -136,7 +136,7 @@ def admitted(count: int) -> RequestTrace:
 
 @pytest.mark.parametrize(
     ("num_admitted", "error", "words"),
-    [(0, OverloadedError, "waited for 0.01 s"), (1, DeadlineError, "ran for 0.01 s")],
+    [(0, OverloadedError, "did not begin within 0.01 s"), (1, DeadlineError, "ran for 0.01 s")],
 )
 async def test_a_request_that_only_waited_is_answered_as_by_a_full_queue(
     generate: GenerateServicer,
