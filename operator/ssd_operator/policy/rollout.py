@@ -83,7 +83,8 @@ _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 Stage = Literal["None", "Running", "Passed", "Stuck", "Failed"]
 """State of the preflight of a revision. None: no target that serves is to be replaced. Stuck: it
-does not run, for reasons outside of the revision. Failed: the revision cannot run."""
+does not run, because the pod is refused or for reasons outside of the revision. Failed: the
+revision cannot run."""
 
 
 def outdated_targets(wanted: Sequence[Object], snapshot: Snapshot) -> list[Object]:
@@ -327,7 +328,10 @@ def _new_preflight(
     snapshot: Snapshot,
     failure: ApplyFailure | None,
 ) -> Object:
-    """The pod of a preflight. It reserves little, unless a LimitRange has just forbidden that."""
+    """The pod of a preflight. It reserves little, unless a LimitRange has forbidden that.
+
+    The pod that requests its limits is kept until its own refusal is over.
+    """
 
     def pod(*, reserves_little: bool) -> Object:
         spec = preflight_spec(target, node, reserves_little=reserves_little)
@@ -336,10 +340,13 @@ def _new_preflight(
         return made
 
     little = pod(reserves_little=True)
-    if failure is None or not _LIMIT_RANGE.search(failure.message):
+    if failure is None:
         return little
-    was_little = failure.version[0] == annotations_of(little)[HASH_ANNOTATION]
-    return pod(reserves_little=False) if was_little or snapshot.now < failure.retry_at else little
+    if failure.version[0] == annotations_of(little)[HASH_ANNOTATION]:
+        return pod(reserves_little=False) if _LIMIT_RANGE.search(failure.message) else little
+    large = pod(reserves_little=False)
+    was_large = failure.version[0] == annotations_of(large)[HASH_ANNOTATION]
+    return large if was_large and snapshot.now < failure.retry_at else little
 
 
 def _termination(pod: Object) -> Object:

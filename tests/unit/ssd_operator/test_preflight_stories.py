@@ -402,16 +402,21 @@ async def test_a_preflight_that_a_limit_range_forbids_requests_what_it_may_use()
 
 async def test_a_preflight_requests_little_again_where_its_limits_are_forbidden() -> None:
     world = await settled()
-    world.cluster.write_faults = {"Pod": ForbiddenError("minimum cpu usage per Pod is 1")}
-    await change(world, GOOD, 10)
-    assert world.condition("Progressing") == FAILED
-    assert len(world.written("Pod")) == 2
 
     def quota(thing: Object) -> None:
         if thing["kind"] == "Pod" and is_large(thing):
             raise ForbiddenError("exceeded quota")
 
-    world.cluster.write_faults, world.cluster.admit = {}, quota
+    def both(thing: Object) -> None:
+        limit_range(thing)
+        quota(thing)
+
+    world.cluster.admit = both
+    await change(world, GOOD, 20)
+    assert world.condition("Progressing") == FAILED
+    assert "exceeded quota" in world.message("Progressing")
+    assert len(world.written("Pod")) == 2
+    world.cluster.admit = quota
     world.cluster.now += 60.0
     await world.rounds(8)
     assert world.condition("Progressing") == DONE
