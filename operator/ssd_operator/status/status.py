@@ -97,11 +97,8 @@ def status_of_deleted(old: Object, generation: int, finalizers: list[str], now: 
     kinds = {condition["type"] for condition in old.get("conditions") or []} & TYPES
     new = {kind: unknown(reason, unread) for kind in sorted(kinds)} | {"Ready": no(reason, unread)}
     merged = merge(old, new, generation, to_text(now))
-    return {
-        "observedGeneration": generation,
-        "conditions": merged,
-        "speculation": {"state": reason},
-    }
+    status: Object = {"observedGeneration": generation, "conditions": merged}
+    return status | ({"speculation": {"state": reason}} if "speculation" in old else {})
 
 
 def merge(old: Object, new: Mapping[str, Condition], generation: int, now: str) -> list[Object]:

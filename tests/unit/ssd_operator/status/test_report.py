@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_operator.api.spec import Object
+from ssd_operator.api.schema import crd
+from ssd_operator.api.spec import RESOURCE_KINDS, Object
 from ssd_operator.observe.pod_state import Address
 from ssd_operator.policy.drain import Drain, DrainPlan
+from ssd_operator.policy.plan import PlanState
 from ssd_operator.status.report import (
     QUIET_SECONDS,
     Event,
@@ -17,6 +19,7 @@ from ssd_operator.status.report import (
     drain_events,
     due,
     needs_write,
+    report_deleted,
     status_events,
 )
 
@@ -213,3 +216,12 @@ def test_an_event_is_posted_once_in_ten_minutes(passes: list[tuple[float, list[E
             assert fresh.count(event) == is_due
             if is_due:
                 posted[event] = now
+
+
+@pytest.mark.parametrize("kind", RESOURCE_KINDS)
+def test_the_status_of_a_deleted_resource_has_only_fields_of_its_kind(kind: str) -> None:
+    metadata = {"generation": 1, "finalizers": ["foregroundDeletion"]}
+    resource: Object = {"metadata": metadata, "status": {"conditions": STATUS["conditions"]}}
+    report = report_deleted(resource, PlanState(), 1_000_000.0)
+    schema = crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert report.status.keys() <= schema["properties"]["status"]["properties"].keys()
