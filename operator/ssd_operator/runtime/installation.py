@@ -104,20 +104,22 @@ async def delete_all(
     forbidden, because its RoleBinding is gone; it is logged.
 
     Raises:
-        ForbiddenError: no namespace may be listed.
+        ForbiddenError: no namespace may be listed; perhaps all of them were deleted.
     """
-    forbidden = set[str]()
+    forbidden, listed_once = set[str](), set[str]()
 
     async def listed(kind: str, namespace: str) -> list[Object]:
         try:
-            return (await cluster.list_all(kind, namespace))[0]
+            found = (await cluster.list_all(kind, namespace))[0]
+            listed_once.add(namespace)
+            return found
         except MissingError:  # they were deleted with their definition
             return []
         except ForbiddenError as error:
             if namespace not in forbidden:
                 forbidden.add(namespace)
                 _log.warning("namespace_left_out", namespace=namespace, error=str(error))
-            if forbidden >= {*(namespaces or ("",))}:
+            if not listed_once and forbidden >= {*(namespaces or ("",))}:
                 raise
             return []
 

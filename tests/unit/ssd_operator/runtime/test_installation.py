@@ -142,6 +142,16 @@ async def test_an_uninstall_leaves_out_a_namespace_that_was_deleted() -> None:
     assert api.keys() == set()
 
 
+async def test_an_uninstall_that_loses_its_rights_after_the_last_list_is_complete() -> None:
+    class Ending(Installed):
+        async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
+            found = await super().list_all(kind, namespace)
+            self.list_faults = {namespace: ForbiddenError("403")}
+            return found
+
+    await installation.delete_all(Ending(), ("a",))
+
+
 @pytest.mark.parametrize("scope", [(), ("a",), ("a", "b")])
 async def test_an_uninstall_that_may_list_nothing_fails(scope: tuple[str, ...]) -> None:
     api = Installed(list_faults={where: ForbiddenError("403") for where in scope or ("",)})
