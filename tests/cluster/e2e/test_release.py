@@ -81,11 +81,15 @@ def test_an_upgrade_keeps_all_resources_after_a_crd_was_replaced(
     install(release.name, release.namespace, *EVERYWHERE)
     assert kube.uids(demo, "target", "draft") == before
     run("kubectl", "annotate", "crd", crd, "helm.sh/resource-policy-")
-    with pytest.raises(AssertionError, match=f"kubectl annotate crd {crd} helm.sh/resource-policy"):
+    advice = f"kubectl annotate crd {crd} helm.sh/resource-policy=keep"
+    with pytest.raises(AssertionError, match=advice):
         install(release.name, release.namespace, *EVERYWHERE)
-    run("kubectl", "annotate", "crd", crd, "helm.sh/resource-policy=keep")
     take_over_crd(release.name, release.namespace)
+    with pytest.raises(AssertionError, match=advice):
+        install(release.name, release.namespace, *EVERYWHERE, "--set=crds.install=false")
     install(release.name, release.namespace, *EVERYWHERE)
+    kept = run("kubectl", "get", "crd", crd, "-o", "jsonpath={.metadata.annotations}")
+    assert '"helm.sh/resource-policy":"keep"' in kept
     assert kube.uids(demo, "target", "draft") == before
 
 
