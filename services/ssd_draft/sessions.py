@@ -37,7 +37,7 @@ USUAL_ACCEPTANCE = 0.8
 """Acceptance that is assumed until a target has verified tokens."""
 WAITING_SECONDS = 5.0
 """After a refusal, a link without sessions is expected to try again for so long. A target tries in
-its first round after one second."""
+its first round after one second. A slot stays free for this time if the target has no text left."""
 _SALT = token_bytes(16)
 """Secret of the keys of texts, see ``chain_keys``."""
 

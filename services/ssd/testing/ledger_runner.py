@@ -6,7 +6,7 @@ logits, as it would with a model.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import count
 from operator import mul
 
@@ -137,7 +137,7 @@ def law(tokens_S: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return _of_recent(recent, vocab_size) + _of_everything(everything, vocab_size)
 
 
-@cache
+@lru_cache(2**16)
 def _of_recent(recent: int, vocab_size: int) -> torch.Tensor:
     ids_V = torch.arange(vocab_size, dtype=torch.int64)
     mixed_V = (ids_V * 48_271 + recent * 69_621 + 11) % _MODULUS * 16_807 % _MODULUS

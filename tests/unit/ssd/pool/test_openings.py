@@ -159,7 +159,7 @@ def test_a_text_that_a_draft_cannot_serve_does_not_prevent_the_next_one() -> Non
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_full_drafts_are_asked_for_one_text_a_round(
+def test_drafts_that_are_full_or_refuse_are_asked_for_one_text_a_round(
     monkeypatch: pytest.MonkeyPatch, *, is_paused: bool
 ) -> None:
     draft = FullDraft(room=0 if is_paused else 2000)
