@@ -20,7 +20,7 @@ from ssd.types import Mode, SamplingParams
 Job = dict[str, Any]
 """``prompt_ids``, ``seed``, ``max_tokens`` and sampling parameters."""
 Texts = list[list[int]]
-PATIENT = {
+PATIENT: dict[str, Any] = {
     "mode": "speculative",
     "draft_deadline_ms": 2000.0,
     "adaptive_deadline": False,

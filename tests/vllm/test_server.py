@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tests.ports import free_port
 from tests.processes import ProcessUnderTest, running
+from tests.vllm.runs import PATIENT
 from tests.vllm.server import MODEL, ROOT, Server, serving
 
 from ssd.errors import FieldError, UnsupportedError
@@ -158,7 +159,7 @@ def server(adapter: Path, expected: Results, draft_port: int) -> Iterator[Server
     """A server with drafts; no process listens at their addresses yet."""
     assert expected.texts
     drafts = [f"127.0.0.1:{draft_port}"]
-    with serving(adapter, drafts=drafts, mode="speculative") as found:
+    with serving(adapter, drafts=drafts, **PATIENT) as found:
         yield found
 
 
@@ -253,7 +254,7 @@ async def test_vllms_counters_and_ours_are_equal(
         await asyncio.gather(*calls)
         after = server.metrics()
     gained = [now - then for now, then in zip(accepted(after), accepted(before), strict=True)]
-    assert gained[0] == gained[1] > 0
+    assert gained[0] == gained[1] > 8 * WARM["max_tokens"] // 4
     names = ("vllm:spec_decode_num_draft_tokens_total", "ssd_proposed_tokens_total")
     proposed = [after[name] - before[name] for name in names]
     assert proposed[0] == proposed[1] > gained[0]
