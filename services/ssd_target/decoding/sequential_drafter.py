@@ -158,7 +158,7 @@ class SequentialDrafter:
         return True
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Allocate the blocks of the next round, if need be those of the newest texts.
+        """Allocate blocks for the next round. If none is free, the newest texts lose their blocks.
 
         Returns:
             Whether the sequence still has a text.

@@ -265,7 +265,7 @@ def test_a_sequence_that_has_lost_its_blocks_is_not_passed_by_newcomers_without_
 ) -> None:
     monkeypatch.setattr(sequential_drafter, "AHEAD_TOKENS", 8)
     monkeypatch.setattr(sequential_drafter, "MIN_REMAINING_TOKENS", 8)
-    # 16 blocks of 4 tokens. The maximum length of the second sequence is that of the model.
+    # 16 blocks of 4 tokens. The second sequence may fill the context of the model.
     bench = Bench(own_draft=own_draft("perfect", num_blocks=17), num_blocks=200)
     bench.submit([1, 2, 3] * 13, 3, mode=Mode.SYNCHRONOUS)
     bench.run_rounds(1)
