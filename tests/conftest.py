@@ -45,6 +45,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Refuse parameters in a set: its order, and so the tests, can differ between two workers.
+
+    Raises:
+        pytest.UsageError: A test has such parameters.
+    """
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        if any(
+            isinstance(values, set | frozenset) for values in (*mark.args, *mark.kwargs.values())
+        ):
+            raise pytest.UsageError(f"{metafunc.definition.nodeid}: sort the set of parameters")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort by folder; the order within a folder stays. A unit test has a short time-out."""
     for item in items:

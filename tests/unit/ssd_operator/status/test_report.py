@@ -218,7 +218,7 @@ def test_an_event_is_posted_once_in_ten_minutes(passes: list[tuple[float, list[E
                 posted[event] = now
 
 
-@pytest.mark.parametrize("kind", RESOURCE_KINDS)
+@pytest.mark.parametrize("kind", sorted(RESOURCE_KINDS))
 def test_the_status_of_a_deleted_resource_has_only_fields_of_its_kind(kind: str) -> None:
     metadata = {"generation": 1, "finalizers": ["foregroundDeletion"]}
     resource: Object = {"metadata": metadata, "status": {"conditions": STATUS["conditions"]}}
