@@ -167,12 +167,12 @@ def always_speculate(address: str) -> None:
     asyncio.run(change())
 
 
-def plain_texts() -> dict[Job, tuple[TokenId, ...]]:
+def plain_texts(*target_flags: str) -> dict[Job, tuple[TokenId, ...]]:
     """Texts of plain decoding on this machine, without a cluster."""
 
     async def decode() -> dict[Job, tuple[TokenId, ...]]:
         async with (
-            deployed(Deployment(num_drafts=0)) as running,
+            deployed(Deployment(num_drafts=0, target_flags=target_flags)) as running,
             TargetClient(running.target.grpc_address) as client,
         ):
             found = {job: await attempt(client, job, Mode.AUTOREGRESSIVE) for job in JOBS}

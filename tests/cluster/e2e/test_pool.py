@@ -2,13 +2,13 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import yaml
 from tests.cluster.kube import CHART, Kube, all_of, eventually
-from tests.cluster.load import NUM_CLIENTS, Job, Load, always_speculate
+from tests.cluster.load import NUM_CLIENTS, Load, Texts, always_speculate, plain_texts
 
 from ssd_operator.children.manifests import LINK_SECONDS
 
@@ -20,16 +20,26 @@ NAMES = ("chat", "code")
 
 @pytest.fixture
 def shared(kube: Kube) -> Iterator[Kube]:
-    """The sample: a pool of two drafts, and two resources that refer to it.
+    """The sample: a pool of two drafts, and two resources that refer to it, with unequal weights.
 
     A draft has room for the clients of one load, so that two loads need more than one.
     """
     pool, *resources = yaml.safe_load_all(SAMPLE.read_text())
     pool["spec"]["sequencesPerReplica"] = NUM_CLIENTS
+    quantised = next(each for each in resources if each["metadata"]["name"] == "code")
+    quantised["spec"]["target"]["weights"] = "Int8"
     kube.apply(all_of([pool, *resources]))
     yield kube
     kube("delete", "ssd", *NAMES, "--ignore-not-found")
     kube("delete", "ssddp", "shared", "--ignore-not-found")
+
+
+@pytest.fixture(scope="module")
+def texts(expected: Texts) -> Mapping[str, Texts]:
+    """Texts of each target without drafts."""
+    quantised = plain_texts("--weights", "int8")
+    assert quantised != expected
+    return {"chat": expected, "code": quantised}
 
 
 def status(kube: Kube) -> dict[str, object]:
@@ -75,14 +85,14 @@ def wait_progress(kube: Kube, reason: str, timeout: float = 180) -> float:
 
 
 def test_no_change_of_a_pool_takes_the_last_draft_of_a_target(
-    shared: Kube, expected: Mapping[Job, Sequence[int]], figures: dict[str, object]
+    shared: Kube, texts: Mapping[str, Texts], figures: dict[str, object]
 ) -> None:
     kube = shared
     for name in NAMES:
         kube.wait_ready(name)
     wait_linked(kube, 2)
     kube.wait("ssddp/shared", "jsonpath={.status.target.summary}=2/2")
-    chat, code = (Load(kube.endpoint(name), expected) for name in NAMES)
+    chat, code = (Load(kube.endpoint(name), texts[name]) for name in NAMES)
     with chat, code:
         before = kube.uids("shared-pool", "draft")
         change(kube, speculation={"lookahead": 4})
@@ -112,7 +122,7 @@ def test_no_change_of_a_pool_takes_the_last_draft_of_a_target(
 
 
 def test_two_resources_share_a_pool_which_scales_and_which_neither_depends_on(
-    shared: Kube, expected: Mapping[Job, Sequence[int]], figures: dict[str, object]
+    shared: Kube, texts: Mapping[str, Texts], figures: dict[str, object]
 ) -> None:
     kube = shared
     for name in NAMES:
@@ -120,7 +130,7 @@ def test_two_resources_share_a_pool_which_scales_and_which_neither_depends_on(
     figures["pool of 2 drafts linked to 2 targets, s"] = round(wait_linked(kube, 2), 1)
     kube.wait("ssddp/shared", "condition=Ready")
     assert not any(kube.pods(name, "draft") for name in NAMES), "they have no drafts of their own"
-    chat, code = (Load(kube.endpoint(name), expected) for name in NAMES)
+    chat, code = (Load(kube.endpoint(name), texts[name]) for name in NAMES)
     for name in NAMES:
         always_speculate(kube.endpoint(name))
     with chat, code:
