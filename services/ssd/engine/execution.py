@@ -35,7 +35,11 @@ class Execution(Protocol):
     """Number of KV blocks, block 0 included."""
 
     def free_weights(self) -> None:
-        """Free the memory of weights that the passes no longer read, after the warm-up."""
+        """Free the memory of weights that the passes no longer read, after the warm-up.
+
+        An engine whose passes read the weights where they are has none.
+        """
+        return
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """Store one chunk of one prompt; returns whether each column is finite, bool [P] or less.
@@ -45,24 +49,24 @@ class Execution(Protocol):
 
 
 class TargetExecution(Execution, Protocol):
-    """The passes of a target.
-
-    An execution that runs K+1 rows of each sequence inherits the values and ``use_fewer_shapes``.
-    """
+    """The passes of a target. An execution inherits what its engine has no other answer to."""
 
     packs_rows: bool = False
     """Whether a verify runs only the rows of each sequence, so that shorter proposals take less
     time. Otherwise each sequence of a pass has K+1 rows."""
     joins_prompts: bool = False
     """Whether a verify can store ``PagedBatch.prompts``, with the bits of ``prefill``."""
-    most_rows: int = 0
-    """Largest number of rows of a pass; 0 if the engine decides. More rows take further passes."""
     finite_prompts: Sequence[Tensor] = ()
     """Whether each column is finite, bool [P], for each prompt in the newest verify."""
     num_padding: int = 0
     """Rows of padding in the newest verify that keep the number of rows of the verify before."""
     sequence_counts: Sequence[int]
     """Numbers of sequences that are shapes of their own, ascending."""
+
+    @property
+    def most_rows(self) -> int:
+        """Largest number of rows of a pass; 0 if the engine decides. More take further passes."""
+        return 0
 
     @property
     def shapes(self) -> str:
@@ -98,6 +102,7 @@ class TargetExecution(Execution, Protocol):
 
         None if ``verify`` itself waits, so that its duration is that time.
         """
+        return None
 
 
 class TreePasses(Protocol):
@@ -106,12 +111,12 @@ class TreePasses(Protocol):
     Step thread only. Tensors that a pass returns are valid until the next pass.
     """
 
-    @property
-    def whole_tables(self) -> Collection[tuple[int, int]]:
-        """Numbers of branches and columns of the tables that ``run_columns`` builds in one pass."""
+    whole_tables: Collection[tuple[int, int]] = ()
+    """Numbers of branches and columns of the tables that ``run_columns`` builds in one pass."""
 
-    def end_session(self, slot: int) -> None:
+    def end_session(self, slot: int) -> None:  # noqa: ARG002 - for engines with copies
         """Drop copies of the entries of a session that ends; its slot is free."""
+        return
 
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """Run the newest token and the proposal of each session, and fill the proposal segments.
@@ -129,7 +134,9 @@ class TreePasses(Protocol):
         """
 
     def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, Tensor]:
-        """Run all steps of a table of one session in one pass, from the tokens of step 0.
+        """Run all steps of a table, from the tokens of step 0.
+
+        This is one pass for one session and a size of ``whole_tables``, else several passes.
 
         The table has as many columns as ``noise``, K or fewer. Each step but the last one chooses
         the best of logits / T + noise for each branch, after the filters of ``noise``. The next
@@ -140,6 +147,20 @@ class TreePasses(Protocol):
             first step of a branch that is not finite; and the logits of each step, fp32
             [P, 1, N, V], valid like those of ``run_branches``.
         """
+        tokens_KBN: list[Tensor] = []
+        logits: list[Tensor] = []
+        for step, rows_R in enumerate(noise.rows_KR):
+            logits.append(self.run_branches(replace(batch, step=step)))
+            noise_RV = noise.noise_YV[torch.from_numpy(rows_R)]
+            logits_RV = logits[-1].flatten(0, 1)
+            if noise.filters is not None:
+                ranks_R = torch.from_numpy(noise.filters.ranks_R)
+                logits_RV = lowered(logits_RV, ranks_R, torch.from_numpy(noise.filters.min_logit_R))
+            chosen_R = choose(logits_RV, noise.temperature_R, noise_RV)
+            tokens_KBN.append(chosen_R.view(batch.tokens_BN.shape))
+            batch = replace(batch, tokens_BN=tokens_KBN[-1].clamp_min(0))
+        logits.append(self.run_branches(replace(batch, step=len(logits))))
+        return torch.stack(tokens_KBN).int(), torch.stack(logits)
 
     def append_proposal(self, batch: AppendBatch) -> object:
         """Append proposal columns to the trunks. The result has no use."""
@@ -151,7 +172,7 @@ class TreePasses(Protocol):
 class DraftExecution(Execution, TreePasses, Protocol):
     """The passes of a draft."""
 
-    chunk_sizes: Sequence[int]
+    chunk_sizes: Sequence[int] = (1,)
     """Numbers of columns of a chunk of a prompt, one for each shape of ``prefill``."""
 
 
@@ -160,26 +181,6 @@ class TreeRunner(TreePasses, Protocol):
 
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store the KV of chunks of one prompt; returns the first column that is not finite."""
-
-
-def run_columns_by_steps(
-    passes: TreePasses, batch: BranchBatch, noise: StoredNoise
-) -> tuple[Tensor, Tensor]:
-    """Return ``TreePasses.run_columns`` by several passes; of several sessions, too."""
-    tokens_KBN: list[Tensor] = []
-    logits: list[Tensor] = []
-    for step, rows_R in enumerate(noise.rows_KR):
-        logits.append(passes.run_branches(replace(batch, step=step)))
-        noise_RV = noise.noise_YV[torch.from_numpy(rows_R)]
-        logits_RV = logits[-1].flatten(0, 1)
-        if noise.filters is not None:
-            ranks_R = torch.from_numpy(noise.filters.ranks_R)
-            logits_RV = lowered(logits_RV, ranks_R, torch.from_numpy(noise.filters.min_logit_R))
-        chosen_R = choose(logits_RV, noise.temperature_R, noise_RV)
-        tokens_KBN.append(chosen_R.view(batch.tokens_BN.shape))
-        batch = replace(batch, tokens_BN=tokens_KBN[-1].clamp_min(0))
-    logits.append(passes.run_branches(replace(batch, step=len(logits))))
-    return torch.stack(tokens_KBN).int(), torch.stack(logits)
 
 
 Load = Callable[[Path, ModelConfig, EngineConfig, Callable[[float], None], Group], Any]

@@ -17,7 +17,7 @@ A shape that cannot be captured runs eagerly, which is slower. The log reports i
 Letters: J pages of a sequence; Y pages of the storage, of C slots.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.compiler import require_compiler
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
-from ssd.engine.execution import TargetExecution, run_columns_by_steps
+from ssd.engine.execution import DraftExecution, TargetExecution
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder import Decoder
@@ -108,9 +108,6 @@ class StaticExecution:
         self._passes: dict[tuple[Any, ...], tuple[Inputs, Pass]] = {}
         self._written: dict[tuple[Any, ...], Tensor] = {}
         """By shape, the slots of the batch of branches whose inputs are on the device."""
-
-    def free_weights(self) -> None:
-        """The passes read the weights where they are."""
 
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
@@ -261,11 +258,8 @@ class StaticTarget(StaticExecution, TargetExecution):
         return None if self._timer is None else self._timer.seconds()
 
 
-class StaticDraft(StaticExecution):
+class StaticDraft(StaticExecution, DraftExecution):
     """Proposals, and steps of branches. Padding rows use the segments of the spare session."""
-
-    whole_tables: Collection[tuple[int, int]] = ()
-    chunk_sizes: Sequence[int] = (1,)
 
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
@@ -311,11 +305,6 @@ class StaticDraft(StaticExecution):
         inputs.device["step_1"].fill_(batch.step)
         inputs.device["tokens_BN"][:num_sequences].copy_(batch.tokens_BN, non_blocking=True)
         return run()[:num_sequences].clone()
-
-    run_columns = run_columns_by_steps
-
-    def end_session(self, slot: int) -> None:
-        """See ``TreePasses.end_session``; passes read entries where they are stored."""
 
     @torch.inference_mode()
     def append_proposal(self, batch: AppendBatch) -> None:

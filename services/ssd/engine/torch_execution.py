@@ -4,7 +4,7 @@ All passes have fixed shapes. They differ in which entries the queries see and i
 are written. The model and the attention kernel are the same.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from ssd.engine.attention.context import (
     make_run,
     widen,
 )
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, pad_sequences
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch, pad_sequences
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
-from ssd.engine.execution import TargetExecution, run_columns_by_steps
+from ssd.engine.execution import DraftExecution, TargetExecution
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder import Decoder
@@ -56,9 +56,6 @@ class TorchExecution:
         self.sequence_counts: Sequence[int] = sequence_buckets(engine)
         self._group = decoder.config.num_heads // decoder.config.num_kv_heads
         self._last_position = engine.max_model_len - 1
-
-    def free_weights(self) -> None:
-        """The passes read the weights where they are."""
 
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
@@ -145,27 +142,15 @@ class TorchTarget(TorchExecution, TargetExecution):
         logits_BPV = self._logits(hidden_RD, prepared.tokens_BP.shape[1])
         return logits_BPV[: prepared.num_sequences]
 
-    def verify_seconds(self) -> None:
-        """See ``TargetExecution.verify_seconds``."""
-        return
 
-
-class TorchDraft(TorchExecution):
+class TorchDraft(TorchExecution, DraftExecution):
     """Proposals, and steps of branches. The number of sessions is not padded."""
-
-    whole_tables: Collection[tuple[int, int]] = ()
-    chunk_sizes: Sequence[int] = (1,)
 
     def __init__(self, decoder: Decoder, engine: EngineConfig, storage: KVStorage) -> None:
         super().__init__(decoder, engine, storage)
-        self.append_proposal = storage.append_proposal
-        self.promote_branches = storage.promote_branches
         self._branch_context: ContextRun | None = None
         self._context_slots_B: Tensor | None = None
         self._num_shared = 0
-
-    def end_session(self, slot: int) -> None:
-        """See ``TreePasses.end_session``; passes read entries where they are stored."""
 
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
@@ -207,7 +192,13 @@ class TorchDraft(TorchExecution):
         )
         return self._logits(hidden_RD, branches)
 
-    run_columns = run_columns_by_steps
+    def append_proposal(self, batch: AppendBatch) -> None:
+        """See ``TreePasses.append_proposal``."""
+        self._storage.append_proposal(batch)
+
+    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
+        """See ``TreePasses.promote_branches``."""
+        self._storage.promote_branches(slots_B, branches_B)
 
     def _branch_run(self, batch: BranchBatch, own_BPN: Tensor) -> tuple[ContextRun, int]:
         """Build the context of the last step; count the entries that all branches share.

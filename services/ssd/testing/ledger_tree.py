@@ -5,18 +5,16 @@ contain tokens, and the logits are a fixed function of the tokens that attention
 length, segment, branch or copy therefore changes the logits.
 """
 
-from collections.abc import Collection
-
 import torch
 
-from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch, StoredNoise
-from ssd.engine.execution import run_columns_by_steps
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.execution import TreeRunner
 from ssd.testing.ledger_runner import law
 
 _UNWRITTEN = -1
 
 
-class LedgerTreeRunner:
+class LedgerTreeRunner(TreeRunner):
     """The part of ``DraftRunner`` that a draft's tree uses. One thread.
 
     Letter: X session slots.
@@ -29,7 +27,6 @@ class LedgerTreeRunner:
         self.vocab_size = vocab_size
         self.nan_token: int | None = None
         """Rows of this token are not finite."""
-        self.whole_tables: Collection[tuple[int, int]] = ()
         self.num_branch_steps = 0
         self.num_proposal_passes = 0
         num_columns = lookahead + 1
@@ -73,12 +70,6 @@ class LedgerTreeRunner:
                 own_S = self.own_XNP[slot, branch, : batch.step + 1]
                 logits_BNV[row, branch] = self._law(torch.cat([trunk_S, proposal_S, own_S]))
         return logits_BNV
-
-    def run_columns(
-        self, batch: BranchBatch, noise: StoredNoise
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run and choose all columns of one table."""
-        return run_columns_by_steps(self, batch, noise)
 
     def append_proposal(self, batch: AppendBatch) -> None:
         """Append the first entries of proposal segments to their trunks."""

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from ssd.engine.attention.context import whole_width
 from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.execution import DraftExecution
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder_weights import DecoderWeights
@@ -242,8 +243,8 @@ class Tables:
         self._inputs.own_mask_O[step] = 0.0
 
 
-class OpenVinoDraft:
-    """Graphs and a KV storage; see ``DraftExecution``."""
+class OpenVinoDraft(DraftExecution):
+    """Graphs and a KV storage."""
 
     def __init__(self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig) -> None:
         self.attention_name = "openvino"

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from ssd.engine.batch import PagedBatch, pad_sequences
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
-from ssd.engine.execution import ONE_SHAPE
+from ssd.engine.execution import ONE_SHAPE, TargetExecution
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
@@ -96,20 +96,18 @@ CHANGE_WEIGHTS = 5_500_000
 in 8 layers, of which a row takes .5 ms (one AVX2 core)."""
 
 
-class OpenVinoTarget:
-    """A graph and its KV storage; see ``TargetExecution``."""
+class OpenVinoTarget(TargetExecution):
+    """A graph and its KV storage."""
 
     def __init__(self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig) -> None:
         assert engine.block_size == BLOCK_SIZE, engine.block_size
         self.attention_name = "openvino"
         self.packs_rows = self.joins_prompts = not engine.deterministic
-        self.finite_prompts: Sequence[Tensor] = ()
         change_rows = CHANGE_WEIGHTS * model.num_layers // pass_weights(model)
         self._most_padding = min(change_rows, engine.lookahead)
         """Rows of padding that consecutive passes may have together to keep the shape."""
         self._sum_padding = 0
         """Rows of padding of the newest passes that kept the shape."""
-        self.num_padding = 0
         # From 81 rows on, products with kept weights have another kernel.
         is_kept = engine.weights == "bfloat16"
         self._row_limits = [limit for limit in ROW_LIMITS if limit[1] != ANY or not is_kept]
@@ -196,10 +194,6 @@ class OpenVinoTarget:
         logits_BPV = torch.empty((*prepared.is_row_BP.shape, self._vocab_size))
         logits_BPV[torch.from_numpy(prepared.is_row_BP)] = logits_RV
         return logits_BPV
-
-    def verify_seconds(self) -> None:
-        """See ``TargetExecution.verify_seconds``."""
-        return
 
     def _verify_and_store(self, prepared: PackedPass) -> Tensor:
         """Run the rows and as many prompts in one pass as fit, and the others in further passes.
