@@ -18,15 +18,15 @@ a process can have other groups, such as those of its links.
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
-from importlib import import_module
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
+    Backend,
     PrefixStore,
     ProcessGroup,
+    ProcessGroupGloo,
     Store,
     TCPStore,
 )
@@ -35,8 +35,6 @@ from ssd.engine.capture import CaptureError, is_capturing
 from ssd.engine.parallel.shard import WHOLE, Shard
 from ssd.errors import RankError
 
-BACKENDS = {"cpu": "ssd.engine.parallel.gloo", "cuda": "ssd.engine.parallel.nccl"}
-"""Modules by kind of device: ``connect`` and ``KIND`` of a communicator."""
 HOST = "127.0.0.1"
 JOIN_SECONDS = 30.0
 """Deadline for the connections of all ranks."""
@@ -57,48 +55,35 @@ _STEP_WAIT = timedelta(days=365)
 """A rank waits for a step as long as the target has no request. It ends with rank 0."""
 
 
-class Group(Protocol):
-    """The other ranks, as layers and executions use them. Step thread only.
+class Group:
+    """The ranks of a model, as layers and executions use them: here one, which has it all.
+
+    Step thread only.
 
     Raises:
-        RankError: from each method; a rank has ended or does not answer.
+        RankError: from each method; another rank has ended or does not answer.
     """
 
-    @property
-    def shard(self) -> Shard:
-        """The rank of this process."""
+    shard = WHOLE
+    """The rank of this process."""
 
     def add(self, part_XD: Tensor) -> Tensor:
         """Return the sum of the tensors of all ranks, the same bits on each rank."""
+        return part_XD
 
     def smallest(self, number: int) -> int:
         """Return the smallest number of all ranks, once all have loaded their weights."""
+        return number
 
     def begin_service(self) -> None:
         """Use ``SERVICE_SECONDS`` from now on; rank 0, once its target is ready."""
 
 
-class _Alone:
-    """The group of a model that is not split."""
-
-    shard = WHOLE
-
-    def add(self, part_XD: Tensor) -> Tensor:
-        """See ``Group.add``."""
-        return part_XD
-
-    def smallest(self, number: int) -> int:
-        """See ``Group.smallest``."""
-        return number
-
-    def begin_service(self) -> None:
-        """See ``Group.begin_service``."""
+ALONE = Group()
+"""The group of a model that is not split."""
 
 
-ALONE: Group = _Alone()
-
-
-class RankGroup:
+class RankGroup(Group):
     """One rank of several. Step thread only."""
 
     def __init__(self, shard: Shard, steps: ProcessGroup, tensors: ProcessGroup) -> None:
@@ -215,15 +200,46 @@ def join(shard: Shard, port: int, device: str, listener: int | None = None) -> R
 
 
 def _communicator(store: Store, shard: Shard, device: str) -> ProcessGroup:
-    module = import_module(BACKENDS[torch.device(device).type])
     timeout = timedelta(seconds=JOIN_SECONDS)
     store.set_timeout(timeout)
     group = ProcessGroup(store, shard.rank, shard.size)
-    backend = module.connect(store, shard, device, timeout)
+    if device.startswith("cuda"):
+        kind = ProcessGroup.BackendType.NCCL
+        backend = _connect_gpus(store, shard, device, timeout)
+    else:
+        kind = ProcessGroup.BackendType.GLOO
+        backend = _connect_cpus(store, shard, timeout)
     # There are no public methods for a group of its own.
-    group._set_default_backend(module.KIND)  # noqa: SLF001
-    group._register_backend(torch.device(device), module.KIND, backend)  # noqa: SLF001
+    group._set_default_backend(kind)  # noqa: SLF001
+    group._register_backend(torch.device(device), kind, backend)  # noqa: SLF001
     return group
+
+
+def _connect_cpus(store: Store, shard: Shard, timeout: timedelta) -> Backend:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001
+    # The default is the address of the host's name, which may not exist or face a network.
+    options._devices = [ProcessGroupGloo.create_device(hostname=HOST)]  # noqa: SLF001
+    options._timeout = timeout  # noqa: SLF001 - there is no public name
+    options._threads = 2  # noqa: SLF001
+    return ProcessGroupGloo(store, shard.rank, shard.size, options)
+
+
+def _connect_gpus(store: Store, shard: Shard, device: str, timeout: timedelta) -> Backend:
+    """Connect the GPU of this rank to those of the others.
+
+    A collective that does not end within its time-out ends the process: torch's watchdog aborts the
+    communicator and the process with it. Rank 0 waits longer, so that it can name the rank that
+    does not answer.
+    """
+    # A build of torch without CUDA does not have it.
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # noqa: PLC0415
+
+    torch.cuda.set_device(device)
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout  # noqa: SLF001 - there is no public name
+    backend = ProcessGroupNCCL(store, shard.rank, shard.size, options)
+    backend.eager_connect_single_device(torch.device(device))
+    return backend
 
 
 @contextlib.contextmanager
