@@ -12,7 +12,7 @@ from ssd.engine.capture import Capture
 from ssd.engine.config import STATIC, EngineConfig, ModelConfig
 from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
+from ssd.engine.models.weights import DecoderWeights, LayerWeights
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.parallel.shard import ids_of_ranks, model_of
 from ssd.engine.rank_loop import SplitTarget

@@ -8,8 +8,7 @@ graph; nothing of this has been measured on a GPU. *Not chosen*: compiled by def
 time at start-up. *Revisit when* ``make gpu-check`` shows ``verify_1_compiled_over_eager``.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +16,9 @@ from torch.nn import functional
 
 from ssd.engine.compiler import compiled_by_shape
 from ssd.engine.config import ModelConfig
-from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 from ssd.engine.models.rope import RotaryTable, rotate
+from ssd.engine.models.weights import DecoderWeights, LayerWeights
 from ssd.engine.parallel.group import ALONE, Group
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Attends(Protocol):
@@ -62,9 +59,10 @@ class Decoder:
         self._layers = list(weights.layers)
         self._before, self._after = before_attention, after_attention
         if is_compiled:
-            device = weights.embedding_VD.device
-            self._before = _compiled(before_attention, device)
-            self._after = _compiled(after_attention, device)
+            # Without CUDA, only the compiler's first half runs.
+            backend = "inductor" if weights.embedding_VD.is_cuda else "aot_eager"
+            self._before = compiled_by_shape(before_attention, backend)
+            self._after = compiled_by_shape(after_attention, backend)
         self._norm_D = weights.norm_D
         self._head_VD = weights.embedding_VD if weights.head_VD is None else weights.head_VD
         self.rotary: RotaryTable | None = None
@@ -174,9 +172,3 @@ def after_attention(
 
 def _rms_norm(input_XD: Tensor, weight_D: Tensor, config: ModelConfig) -> Tensor:
     return functional.rms_norm(input_XD, weight_D.shape, weight_D, config.rms_norm_eps)
-
-
-def _compiled(function: Function, device: torch.device) -> Function:
-    """Fuse the small kernels of a function; without CUDA, only the compiler's first half runs."""
-    backend = "inductor" if device.type == "cuda" else "aot_eager"
-    return compiled_by_shape(function, backend)

@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models import llama, llama_weights
+from ssd.engine.models import llama
 from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.headers import check_headers
-from ssd.engine.models.weights import Checkpoint, TensorReader
+from ssd.engine.models.weights import Checkpoint, DecoderWeights, TensorReader, read_decoder
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.parallel.shard import WHOLE, Shard, ids_of, model_of
 from ssd.engine.precision import DTYPES
@@ -31,9 +30,8 @@ def open_checkpoint(folder: Path, config: ModelConfig, shard: Shard = WHOLE) -> 
         WeightsError: a missing, surplus, truncated, quantised or misshapen tensor, or a head that
             is not its tied embedding, by name and file.
     """
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(folder, llama.parts(config, shard))
     check_headers(folder, checkpoint.headers, llama.shapes(config), llama.ignored(config))
-    checkpoint.select(llama.parts(config, shard))
     if config.tie_word_embeddings:
         checkpoint.check_tied(llama.HEAD, llama.EMBEDDING)
     return checkpoint
@@ -64,7 +62,7 @@ def open_weights(
     checkpoint = open_checkpoint(folder, config, shard)
     num_tensors = len(llama.shapes(config))
     reader = TensorReader(checkpoint, dtype, device, num_tensors, on_progress)
-    return llama_weights.weights(config, reader)
+    return read_decoder(config, reader)
 
 
 def open_decoder(

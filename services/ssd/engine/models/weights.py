@@ -1,16 +1,24 @@
-"""Checkpoints in safetensors: check names and shapes, read the tensors."""
+"""Checkpoints in safetensors, and their tensors as the weights of a decoder.
+
+Letter: I, both halves of gate and up.
+"""
 
 import json
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from ssd.engine.config import ModelConfig
+from ssd.engine.models import llama
 from ssd.engine.models.headers import NAMES_OF_DTYPES, read_headers
 from ssd.engine.parallel.shard import Part
+from ssd.engine.sizes import has_head_norms
 from ssd.errors import WeightsError
 
 STORED_DTYPES: dict[str, torch.dtype] = {
@@ -18,6 +26,35 @@ STORED_DTYPES: dict[str, torch.dtype] = {
 }
 _LENGTH_BYTES = 8
 """At the start of a file of safetensors: the length of its header."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer. Query, key and value are stacked, as are gate and up."""
+
+    input_norm_D: Tensor
+    qkv_OD: Tensor
+    query_norm_E: Tensor | None
+    """Norm of each query head; None without such norms, as for the keys."""
+    key_norm_E: Tensor | None
+    output_DO: Tensor
+    mlp_norm_D: Tensor
+    gate_up_ID: Tensor
+    down_DI: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights. Layers are read one by one, so that an engine can convert them in turn."""
+
+    embedding_VD: Tensor
+    layers: Iterable[LayerWeights]
+    norm_D: Tensor
+    head_VD: Tensor | None
+    """None if it is the embedding."""
+    free_pages: Callable[[], None]
+    """Frees the memory of the tensors that are views of the checkpoint. What is used later is read
+    from its files again."""
 
 
 class _MappedFile:
@@ -60,22 +97,20 @@ class _MappedFile:
 
 
 class Checkpoint:
-    """The tensors of a model folder, memory-mapped.
+    """The tensors of a model folder, memory-mapped; only a part of those in ``parts``.
 
     Raises:
         WeightsError: no weights, a truncated file, or a file of the index that does not exist.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parts: Mapping[str, Part] = MappingProxyType({})) -> None:
         self.headers = read_headers(folder)
         """Of each tensor, by name."""
-        self._parts: Mapping[str, Part] = {}
+        self._parts = parts
         self._mapped: dict[Path, _MappedFile] = {}
 
     def check_tied(self, name: str, other: str) -> None:
-        """Compare a stored tensor that is not read with the tensor that replaces it.
-
-        With ``select``, compare only the selected parts.
+        """Compare a stored tensor that is not read with the tensor that replaces it, in parts.
 
         Raises:
             WeightsError: they differ, so this is another model.
@@ -90,10 +125,6 @@ class Checkpoint:
                 f"has tie_word_embeddings true; set it to false there, or remove {name}"
             )
 
-    def select(self, parts: Mapping[str, Part]) -> None:
-        """Read only these parts of these tensors from now on."""
-        self._parts = parts
-
     def file_of(self, name: str) -> Path:
         """Return the file that contains a tensor."""
         return self.headers[name].path
@@ -101,8 +132,8 @@ class Checkpoint:
     def read(self, *names: str) -> Tensor:
         """Return one tensor, or several stacked along the first dimension, in their stored dtype.
 
-        Of a tensor of ``select``, it returns the selected part. The result is a view of the file if
-        the tensors are whole and lie behind one another; it must not be written.
+        The result is a view of the file if the tensors are whole and lie behind one another; it
+        must not be written.
         """
         paths = {self.file_of(name) for name in names}
         is_part = any(name in self._parts for name in names)
@@ -137,6 +168,7 @@ class TensorReader:
         on_progress: Callable[[float], None],
     ) -> None:
         self._checkpoint = checkpoint
+        self.free_pages = checkpoint.free_pages
         self._dtype = dtype
         self._device = device
         self._num_tensors = num_tensors
@@ -164,15 +196,41 @@ class TensorReader:
         self._on_progress(min(1.0, self._num_read / self._num_tensors))
         return tensor.to(self._device)
 
-    def free_pages(self) -> None:
-        """See ``Checkpoint.free_pages``."""
-        self._checkpoint.free_pages()
-
     def _raise_for_values(self, names: Iterable[str]) -> NoReturn:
         parts = {name: self._checkpoint.read(name).to(self._dtype) for name in names}
         invalid = next(name for name, part in parts.items() if not _is_finite(part))
         path = self._checkpoint.file_of(invalid)
         raise WeightsError(f"{path}: tensor {invalid} contains NaN or infinity")
+
+
+def read_decoder(config: ModelConfig, read: TensorReader) -> DecoderWeights:
+    """Read a checkpoint's tensors; those of a layer are read when the layer is."""
+    is_tied = config.tie_word_embeddings
+    return DecoderWeights(
+        # Each token reads a row of it.
+        embedding_VD=read(llama.EMBEDDING, may_contain_nan=not is_tied, is_copied=True),
+        layers=(
+            _layer(read, f"model.layers.{index}.", with_head_norms=has_head_norms(config))
+            for index in range(config.num_layers)
+        ),
+        norm_D=read(llama.NORM),
+        head_VD=None if is_tied else read(llama.HEAD),
+        free_pages=read.free_pages,
+    )
+
+
+def _layer(read: TensorReader, prefix: str, *, with_head_norms: bool) -> LayerWeights:
+    attention = prefix + "self_attn."
+    return LayerWeights(
+        input_norm_D=read(prefix + "input_layernorm.weight"),
+        qkv_OD=read(*(f"{attention}{kind}_proj.weight" for kind in "qkv")),
+        query_norm_E=read(attention + "q_norm.weight") if with_head_norms else None,
+        key_norm_E=read(attention + "k_norm.weight") if with_head_norms else None,
+        output_DO=read(attention + "o_proj.weight"),
+        mlp_norm_D=read(prefix + "post_attention_layernorm.weight"),
+        gate_up_ID=read(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"),
+        down_DI=read(prefix + "mlp.down_proj.weight"),
+    )
 
 
 def _is_finite(tensor: Tensor) -> bool:

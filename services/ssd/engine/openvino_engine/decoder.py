@@ -14,7 +14,7 @@ from openvino import Type as ElementType
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
+from ssd.engine.models.weights import DecoderWeights, LayerWeights
 from ssd.engine.openvino_engine.layers import (
     Rotation,
     ints,

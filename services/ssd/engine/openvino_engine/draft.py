@@ -26,7 +26,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import DraftExecution
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
-from ssd.engine.models.decoder_weights import DecoderWeights
+from ssd.engine.models.weights import DecoderWeights
 from ssd.engine.openvino_engine.draft_graph import DraftGraph, DraftGraphs, PassInputs
 from ssd.engine.openvino_engine.table_graph import TableGraph
 

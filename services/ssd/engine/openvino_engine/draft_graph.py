@@ -27,7 +27,7 @@ from openvino import Node, opset15
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models.decoder_weights import DecoderWeights
+from ssd.engine.models.weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
     GraphWeights,
     build_decoder,

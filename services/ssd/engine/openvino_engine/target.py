@@ -48,7 +48,7 @@ from ssd.engine.batch import PagedBatch, pad_sequences
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import ONE_SHAPE, TargetExecution
 from ssd.engine.memory import plan_blocks
-from ssd.engine.models.decoder_weights import DecoderWeights
+from ssd.engine.models.weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import (
     PRECISIONS,
     GraphWeights,

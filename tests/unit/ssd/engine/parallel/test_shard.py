@@ -132,11 +132,10 @@ def test_a_checkpoint_returns_the_selected_parts(tmp_path: Path) -> None:
         {"rows": whole, "columns": whole.clone(), "all": whole.clone()},
         tmp_path / "model.safetensors",
     )
-    checkpoint = Checkpoint(tmp_path)
     of_rank = parts(replace(MODEL, vocab_size=10), Shard(0, 2))
     down = of_rank["model.layers.0.mlp.down_proj.weight"]
-    checkpoint.select(
-        {"rows": of_rank["lm_head.weight"], "columns": replace(down, first=2, stop=5)}
+    checkpoint = Checkpoint(
+        tmp_path, {"rows": of_rank["lm_head.weight"], "columns": replace(down, first=2, stop=5)}
     )
     assert torch.equal(checkpoint.read("rows"), whole[:4])
     assert torch.equal(checkpoint.read("columns"), whole[:, 2:5])
