@@ -26,7 +26,7 @@ from ssd.console import progress
 from ssd.demo.widen import copy_companions
 from ssd.engine.config import ModelConfig, read_config
 from ssd.engine.models.fingerprint import weights_fingerprint
-from ssd.engine.models.registry import open_checkpoint
+from ssd.engine.models.weights import open_checkpoint
 from ssd.engine.precision import AUTO, DTYPES, choose_precision
 from ssd.engine.runner import require_device
 from ssd.engine.sizes import num_weights

@@ -13,7 +13,7 @@ from torch import Tensor
 from ssd.engine.attention.paged import make_paged
 from ssd.engine.capture import Capture, CudaGraphs, Graphs
 from ssd.engine.config import ModelConfig
-from ssd.engine.models.registry import open_decoder
+from ssd.engine.models.decoder import open_decoder
 from ssd.engine.static_execution import make_execution
 from ssd.model_files.local_model import LocalModel, find_model
 from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs

@@ -24,8 +24,7 @@ from ssd.engine.capture import capture_of
 from ssd.engine.compiler import has_c_compiler
 from ssd.engine.config import DTYPE_BYTES, EngineConfig, ModelConfig
 from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.registry import open_weights
-from ssd.engine.models.weights import DecoderWeights
+from ssd.engine.models.weights import DecoderWeights, open_weights
 from ssd.engine.precision import DTYPES
 from ssd.engine.static_execution import StaticTarget, make_execution
 from ssd.engine.target_runner import TargetRunner

@@ -35,8 +35,7 @@ from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import DraftExecution, TargetExecution
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
-from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.registry import open_decoder
+from ssd.engine.models.decoder import Decoder, open_decoder
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.static_inputs import Inputs
 from ssd.observability.log import get_logger

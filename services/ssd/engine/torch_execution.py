@@ -24,8 +24,7 @@ from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.execution import DraftExecution, TargetExecution
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
-from ssd.engine.models.decoder import Decoder
-from ssd.engine.models.registry import open_decoder
+from ssd.engine.models.decoder import Decoder, open_decoder
 from ssd.engine.parallel.group import Group
 
 

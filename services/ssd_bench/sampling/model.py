@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
 from ssd.engine.config import ModelConfig
-from ssd.engine.models.registry import open_weights
+from ssd.engine.models.weights import open_weights
 from ssd_bench.sampling.laws import Float32s
 
 

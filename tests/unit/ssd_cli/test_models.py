@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.screens import Screen
 
 from ssd.engine.config import ModelConfig
-from ssd.engine.models.registry import open_weights
+from ssd.engine.models.weights import open_weights
 from ssd.errors import SetupError, WeightsError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_cli import app, models

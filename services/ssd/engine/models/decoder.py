@@ -8,6 +8,8 @@ graph; nothing of this has been measured on a GPU. *Not chosen*: compiled by def
 time at start-up. *Revisit when* ``make gpu-check`` shows ``verify_1_compiled_over_eager``.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -15,10 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssd.engine.compiler import compiled_by_shape
-from ssd.engine.config import ModelConfig
+from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.rope import RotaryTable, rotate
-from ssd.engine.models.weights import DecoderWeights, LayerWeights
+from ssd.engine.models.weights import DecoderWeights, LayerWeights, open_weights
 from ssd.engine.parallel.group import ALONE, Group
+from ssd.engine.parallel.shard import ids_of, model_of
+from ssd.engine.precision import DTYPES
 
 
 class Attends(Protocol):
@@ -172,3 +176,26 @@ def after_attention(
 
 def _rms_norm(input_XD: Tensor, weight_D: Tensor, config: ModelConfig) -> Tensor:
     return functional.rms_norm(input_XD, weight_D.shape, weight_D, config.rms_norm_eps)
+
+
+def open_decoder(
+    folder: Path,
+    config: ModelConfig,
+    engine: EngineConfig,
+    on_progress: Callable[[float], None],
+    group: Group = ALONE,
+) -> Decoder:
+    """Read a folder as a decoder of torch, or a rank's part of one.
+
+    Raises:
+        WeightsError: as ``open_weights``.
+    """
+    dtype, shard = DTYPES[engine.dtype], group.shard
+    weights = open_weights(folder, config, dtype, engine.device, on_progress, shard)
+    return Decoder(
+        model_of(config, shard),
+        weights,
+        group,
+        ids_of(config, shard).start,
+        is_compiled=engine.compile_layers,
+    )

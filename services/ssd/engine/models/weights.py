@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ssd.engine.config import ModelConfig
 from ssd.engine.models import llama
-from ssd.engine.models.headers import NAMES_OF_DTYPES, read_headers
-from ssd.engine.parallel.shard import Part
+from ssd.engine.models.headers import NAMES_OF_DTYPES, check_headers, read_headers
+from ssd.engine.parallel.shard import WHOLE, Part, Shard
 from ssd.engine.sizes import has_head_norms
 from ssd.errors import WeightsError
 
@@ -140,7 +140,7 @@ class Checkpoint:
         view = self._map(paths.pop()).view(names) if len(paths) == 1 else None
         if view is None or (is_part and len(names) > 1):
             return torch.cat([self.read(name) for name in names])
-        return view[self._parts[names[0]].index].clone() if is_part else view
+        return view[self._parts[names[0]]].clone() if is_part else view
 
     def free_pages(self) -> None:
         """Free the memory of the tensors that are views; what is used later is read again."""
@@ -203,7 +203,54 @@ class TensorReader:
         raise WeightsError(f"{path}: tensor {invalid} contains NaN or infinity")
 
 
-def read_decoder(config: ModelConfig, read: TensorReader) -> DecoderWeights:
+def open_checkpoint(folder: Path, config: ModelConfig, shard: Shard = WHOLE) -> Checkpoint:
+    """Check the names and shapes of a folder's tensors, and the head of tied embeddings.
+
+    Args:
+        folder: of the checkpoint.
+        config: shape of the whole model.
+        shard: the rank, whose parts of the tensors are read.
+
+    Raises:
+        WeightsError: a missing, surplus, truncated, quantised or misshapen tensor, or a head that
+            is not its tied embedding, by name and file.
+    """
+    checkpoint = Checkpoint(folder, llama.parts(config, shard))
+    check_headers(folder, checkpoint.headers, llama.shapes(config), llama.ignored(config))
+    if config.tie_word_embeddings:
+        checkpoint.check_tied(llama.HEAD, llama.EMBEDDING)
+    return checkpoint
+
+
+def open_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    on_progress: Callable[[float], None],
+    shard: Shard = WHOLE,
+) -> DecoderWeights:
+    """Check a folder's tensors and begin to read them, or a rank's parts of them.
+
+    Args:
+        folder: of the checkpoint.
+        config: shape of the whole model.
+        dtype: of the weights.
+        device: of the weights.
+        on_progress: called with 0..1.
+        shard: the rank.
+
+    Raises:
+        WeightsError: as ``open_checkpoint``, or a tensor with NaN or infinity. Iterating over the
+            layers raises it too.
+    """
+    checkpoint = open_checkpoint(folder, config, shard)
+    num_tensors = len(llama.shapes(config))
+    reader = TensorReader(checkpoint, dtype, device, num_tensors, on_progress)
+    return _decoder_weights(config, reader)
+
+
+def _decoder_weights(config: ModelConfig, read: TensorReader) -> DecoderWeights:
     """Read a checkpoint's tensors; those of a layer are read when the layer is."""
     is_tied = config.tie_word_embeddings
     return DecoderWeights(

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models.registry import open_weights
+from ssd.engine.models.weights import open_weights
 from ssd.engine.openvino_engine.draft import OpenVinoDraft
 from ssd.engine.openvino_engine.target import OpenVinoTarget
 from ssd.engine.parallel.group import Group

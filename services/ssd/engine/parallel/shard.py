@@ -36,19 +36,8 @@ WHOLE = Shard()
 """The only rank of a model that is not split."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The part of a stored matrix that a rank reads: these rows, or these columns, of it."""
-
-    dimension: int
-    """0: rows, 1: columns."""
-    first: int
-    stop: int
-
-    @property
-    def index(self) -> tuple[slice, ...]:
-        """Index of the part in the matrix."""
-        return (slice(None),) * self.dimension + (slice(self.first, self.stop),)
+Part = tuple[slice, ...]
+"""The part of a stored matrix that a rank reads, as an index: some rows, or some columns."""
 
 
 def check_shards(model: ModelConfig, size: int) -> None:
@@ -122,12 +111,12 @@ def model_of(model: ModelConfig, shard: Shard) -> ModelConfig:
 
 def rows(indices: range, width: int = 1) -> Part:
     """Return the rows of some indices with ``width`` rows each."""
-    return Part(0, indices.start * width, indices.stop * width)
+    return (slice(indices.start * width, indices.stop * width),)
 
 
 def columns(indices: range, width: int = 1) -> Part:
     """Return the columns of some indices with ``width`` columns each."""
-    return Part(1, indices.start * width, indices.stop * width)
+    return (slice(None), slice(indices.start * width, indices.stop * width))
 
 
 def _num_units(model: ModelConfig) -> int:

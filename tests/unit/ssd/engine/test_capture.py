@@ -18,7 +18,7 @@ from ssd.engine import capture as capture_module
 from ssd.engine.attention.paged_reference import PagedReference
 from ssd.engine.capture import Capture, CudaGraph, CudaGraphs, Pass, is_capturing
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models.registry import open_decoder
+from ssd.engine.models.decoder import open_decoder
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.static_execution import make_execution
 from ssd.engine.static_inputs import Inputs

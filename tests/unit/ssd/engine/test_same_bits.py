@@ -31,7 +31,7 @@ from torch import Tensor
 from ssd.engine import same_bits, target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.models.registry import open_weights
+from ssd.engine.models.weights import open_weights
 from ssd.engine.openvino_engine import load as openvino_load
 from ssd.engine.openvino_engine import target
 from ssd.engine.precision import SMALL_MODEL, keeps_bfloat16

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.headers import weight_files
-from ssd.engine.models.registry import open_weights
-from ssd.engine.models.weights import STORED_DTYPES, Checkpoint
+from ssd.engine.models.weights import STORED_DTYPES, Checkpoint, open_weights
 from ssd.engine.parallel.shard import Shard, ids_of
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
