@@ -1,4 +1,4 @@
-"""Passes in eager torch: the reference with which the other engines are compared.
+"""Passes in eager torch on CPUs: the reference with which the other engines are compared.
 
 All passes have fixed shapes. They differ in which entries the queries see and in where new entries
 are written. The model and the attention kernel are the same.
@@ -30,15 +30,17 @@ from ssd.engine.parallel.group import Group
 
 @dataclass(frozen=True, slots=True)
 class PreparedPass:
-    """A paged batch with the entries that it writes and the context that it sees."""
+    """The queries of a pass with the entries that they write and the context that they see."""
 
     num_sequences: int
     """Number of sequences that are not padding; they come first."""
-    tokens_BP: Tensor
-    positions_BP: Tensor
-    write_BP: Tensor
+    tokens_BQ: Tensor
+    positions_BQ: Tensor
+    write_BQ: Tensor
     """Entries that the pass writes; 0 at padding."""
     runs: list[ContextRun]
+    is_whole: bool = False
+    """See ``AttentionPass``."""
 
 
 class TorchExecution:
@@ -59,7 +61,7 @@ class TorchExecution:
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
-        hidden_RD = self._run_prepared(self._prepare(batch, 1))
+        hidden_RD = self._run(self._prepare(batch, 1))
         # A sum is finite if its terms are, and takes a twentieth of the time of testing each term.
         return hidden_RD.sum(dim=1, dtype=torch.float32).isfinite()
 
@@ -86,42 +88,26 @@ class TorchExecution:
         ]
         return PreparedPass(num_sequences, batch.tokens_BP, position_BP, write_BP, runs)
 
-    def _run_prepared(self, prepared: PreparedPass) -> Tensor:
-        return self._run(
-            prepared.tokens_BP,
-            prepared.positions_BP,
-            prepared.write_BP,
-            prepared.runs,
-            is_whole=False,
-        )
-
     def _context(self, entries_XBS: Tensor, visible_XBQS: Tensor) -> ContextRun:
-        like = self._storage.entries_L2ZW
-        return make_run(entries_XBS, visible_XBQS, self._group, self._entries.num_entries, like)
+        dtype = self._storage.entries_L2ZW.dtype
+        return make_run(entries_XBS, visible_XBQS, self._group, self._entries.num_entries, dtype)
 
-    def _run(
-        self,
-        tokens_BQ: Tensor,
-        positions_BQ: Tensor,
-        write_BQ: Tensor,
-        runs: list[ContextRun],
-        *,
-        is_whole: bool,
-    ) -> Tensor:
-        device = self._engine.device
+    def _run(self, prepared: PreparedPass) -> Tensor:
+        """Run all layers; returns hidden states [R, D]."""
         attention = AttentionPass(
             self._storage,
-            write_BQ.flatten().to(device),
-            runs,
-            len(tokens_BQ),
-            is_whole=is_whole,
+            prepared.write_BQ.flatten(),
+            prepared.runs,
+            len(prepared.tokens_BQ),
+            is_whole=prepared.is_whole,
         )
-        positions_R = positions_BQ.flatten().clamp(max=self._last_position).to(device)
-        return self._decoder.forward(tokens_BQ.flatten().to(device), positions_R, attention)
+        positions_R = prepared.positions_BQ.flatten().clamp(max=self._last_position)
+        return self._decoder.forward(prepared.tokens_BQ.flatten(), positions_R, attention)
 
-    def _logits(self, hidden_RD: Tensor, queries: int) -> Tensor:
-        logits_RV = self._decoder.logits(hidden_RD)
-        return logits_RV.view(-1, queries, logits_RV.shape[1])
+    def _logits(self, prepared: PreparedPass) -> Tensor:
+        """Run all layers; returns logits [B, Q, V]."""
+        logits_RV = self._decoder.logits(self._run(prepared))
+        return logits_RV.view(-1, prepared.tokens_BQ.shape[1], logits_RV.shape[1])
 
 
 class TorchTarget(TorchExecution, TargetExecution):
@@ -137,8 +123,7 @@ class TorchTarget(TorchExecution, TargetExecution):
     @torch.inference_mode()
     def verify(self, prepared: PreparedPass) -> Tensor:
         """See ``TargetExecution.verify``."""
-        hidden_RD = self._run_prepared(prepared)
-        logits_BPV = self._logits(hidden_RD, prepared.tokens_BP.shape[1])
+        logits_BPV = self._logits(prepared)
         return logits_BPV[: prepared.num_sequences]
 
 
@@ -170,15 +155,17 @@ class TorchDraft(TorchExecution, DraftExecution):
         )
         run = self._whole_context(torch.cat((trunk_BS, proposal_BP), dim=1), visible_BPS)
         positions_BP = batch.trunk_lengths_B[:, None] + column_P
-        hidden_RD = self._run(
-            batch.tokens_BP, positions_BP, proposal_BP.where(is_real_BP, 0), [run], is_whole=True
+        write_BP = proposal_BP.where(is_real_BP, 0)
+        return self._logits(
+            PreparedPass(
+                num_sequences, batch.tokens_BP, positions_BP, write_BP, [run], is_whole=True
+            )
         )
-        return self._logits(hidden_RD, columns)
 
     @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
         """See ``TreePasses.run_branches``."""
-        branches = batch.tokens_BN.shape[1]
+        num_sequences, branches = batch.tokens_BN.shape
         own_BPN = self._entries.own(batch.slots_B, branches)
         if batch.step == 0 or batch.slots_B is not self._context_slots_B:
             self._branch_context, self._num_shared = self._branch_run(batch, own_BPN)
@@ -186,10 +173,12 @@ class TorchDraft(TorchExecution, DraftExecution):
         assert self._branch_context is not None
         run = first_entries(self._branch_context, self._num_shared + (batch.step + 1) * branches)
         positions_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step
-        hidden_RD = self._run(
-            batch.tokens_BN, positions_BN, own_BPN[:, batch.step], [run], is_whole=True
+        write_BN = own_BPN[:, batch.step]
+        return self._logits(
+            PreparedPass(
+                num_sequences, batch.tokens_BN, positions_BN, write_BN, [run], is_whole=True
+            )
         )
-        return self._logits(hidden_RD, branches)
 
     def append_proposal(self, batch: AppendBatch) -> None:
         """See ``TreePasses.append_proposal``."""

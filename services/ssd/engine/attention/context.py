@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ssd.engine.attention.cpu import attend, attend_whole
-from ssd.engine.attention.merge import merge_partials
+from ssd.engine.attention.cpu import attend, attend_whole, merge_partials
 from ssd.engine.kv_cache.storage import KVStorage
 
 MAX_CHUNKS_A_CALL = 8
@@ -111,7 +110,7 @@ class AttentionPass:
 
 
 def make_run(
-    entries_XBS: Tensor, visible_XBQS: Tensor, group: int, num_entries: int, like: Tensor
+    entries_XBS: Tensor, visible_XBQS: Tensor, group: int, num_entries: int, dtype: torch.dtype
 ) -> ContextRun:
     """Build a run.
 
@@ -120,7 +119,7 @@ def make_run(
         visible_XBQS: bool, the entries that a query sees.
         group: number of query heads of a key/value head.
         num_entries: entries of the storage; the values of entry z are in row num_entries + z.
-        like: gives the mask's dtype and device.
+        dtype: of the mask.
 
     Returns:
         The run. Rows that see no entry of a chunk get an open mask and are marked dead, since the
@@ -130,14 +129,14 @@ def make_run(
     visible_YQS = visible_XBQS.flatten(0, 1)
     sees_YQ = visible_YQS.any(dim=2)
     open_YQS = visible_YQS | ~sees_YQ[:, :, None]
-    mask_YQS = torch.zeros(open_YQS.shape, dtype=like.dtype).masked_fill_(~open_YQS, -torch.inf)
+    mask_YQS = torch.zeros(open_YQS.shape, dtype=dtype).masked_fill_(~open_YQS, -torch.inf)
     dead = None
     if not bool(sees_YQ.all()):
-        dead = (~sees_YQ).repeat_interleave(group, dim=1)[:, None].to(like.device)
+        dead = (~sees_YQ).repeat_interleave(group, dim=1)[:, None]
     return ContextRun(
         num_chunks=len(entries_XBS),
-        gather_Z=torch.cat((flat_Z, flat_Z + num_entries)).to(like.device),
-        mask_Y1US=mask_YQS.repeat_interleave(group, dim=1)[:, None].to(like.device),
+        gather_Z=torch.cat((flat_Z, flat_Z + num_entries)),
+        mask_Y1US=mask_YQS.repeat_interleave(group, dim=1)[:, None],
         dead_Y1U=dead,
     )
 

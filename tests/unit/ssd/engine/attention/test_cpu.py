@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd.engine.attention.cpu import attend, attend_whole
-from ssd.engine.attention.merge import merge_partials
+from ssd.engine.attention.cpu import attend, attend_whole, merge_partials
 
 B, G, U, S, E = 2, 2, 6, 32, 8
 WIDTH = 8
