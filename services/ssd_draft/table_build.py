@@ -52,12 +52,8 @@ class TableBuild:
     """The tokens after each outcome; -1 in the columns that are not chosen yet."""
     rows_B: Ints
     """The rows of the current sessions in ``tables_BNK``."""
-    slots_B: torch.Tensor
-    lengths_B: torch.Tensor
-    block_tables_BJ: torch.Tensor
-    accepted_BN: torch.Tensor
-    tokens_BN: torch.Tensor
-    """The tokens that the next step runs, on the device of the model."""
+    batch: BranchBatch
+    """The next step of the current sessions; its tokens are on the device of the model."""
     slots_R: Ints
     """The slot of each branch, session by session."""
     positions_R: Ints
@@ -75,19 +71,7 @@ class TableBuild:
     @property
     def branches(self) -> int:
         """N of these tables."""
-        return self.tokens_BN.shape[1]
-
-    @property
-    def batch(self) -> BranchBatch:
-        """The next step."""
-        return BranchBatch(
-            self.slots_B,
-            self.tokens_BN,
-            self.accepted_BN,
-            self.num_steps,
-            self.lengths_B,
-            self.block_tables_BJ,
-        )
+        return self.batch.tokens_BN.shape[1]
 
     @property
     def num_steps(self) -> int:

@@ -19,13 +19,14 @@ all K+1 steps at once: a commit that ends the tree would wait for them, up to a 
 """
 
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd.engine.batch import AppendBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.execution import TreeRunner
 from ssd.engine.precision import DTYPES
@@ -182,16 +183,18 @@ class Tree:
         self._fill(slots_B, lengths_B + 1)
         shape_BNK = (*outcomes.bonus_BN.shape, self.engine.lookahead)
         accepted_BN = np.maximum(outcomes.accepted_BN, 0).astype(np.int64)
+        bonus_BN = np.maximum(outcomes.bonus_BN, 0).astype(np.int64)
         build = TableBuild(
             outcomes=outcomes,
             tables_BNK=np.full(shape_BNK, NO_TOKEN, dtype=np.int32),
             rows_B=np.arange(len(slots)),
-            slots_B=torch.from_numpy(slots_B),
-            lengths_B=torch.from_numpy(lengths_B),
-            block_tables_BJ=torch.from_numpy(self._block_tables_XJ[slots_B]),
-            accepted_BN=torch.from_numpy(accepted_BN),
-            tokens_BN=to_device(
-                torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64)), self._device
+            batch=BranchBatch(
+                slots_B=torch.from_numpy(slots_B),
+                tokens_BN=to_device(torch.from_numpy(bonus_BN), self._device),
+                accepted_BN=torch.from_numpy(accepted_BN),
+                step=0,
+                trunk_lengths_B=torch.from_numpy(lengths_B),
+                block_tables_BJ=torch.from_numpy(self._block_tables_XJ[slots_B]),
             ),
             slots_R=np.repeat(slots, accepted_BN.shape[1]),
             positions_R=(lengths_B[:, None] + 2 + accepted_BN).reshape(-1),
@@ -205,7 +208,7 @@ class Tree:
 
         On a device, a column can be read one step after it was chosen.
         """
-        step, branches = build.num_steps, build.branches
+        step, branches = build.batch.step, build.branches
         logits_BNV = self._runner.run_branches(build.batch)
         kept_BNV = logits_BNV.to(DTYPES[self.engine.dtype])
         build.steps.append((build.rows_B, kept_BNV[None]))
@@ -215,8 +218,9 @@ class Tree:
         chosen_BN = self._choice.choose(
             logits_BNV.flatten(0, 1), build.slots_R, build.positions_R + step
         ).view(-1, branches)
-        build.tokens_BN = chosen_BN.clamp_min(0)
-        build.unread.append(ChosenColumn(build.rows_B, build.slots_B.numpy(), step, chosen_BN))
+        slots_B = build.batch.slots_B.numpy()
+        build.unread.append(ChosenColumn(build.rows_B, slots_B, step, chosen_BN))
+        build.batch = replace(build.batch, tokens_BN=chosen_BN.clamp_min(0), step=step + 1)
         self._read(build, self._lag)
 
     def can_run_whole(self, build: TableBuild) -> bool:
@@ -237,7 +241,7 @@ class Tree:
         build.steps.append((build.rows_B, logits_PBNV))
         chosen_KBN = tokens_KBN.numpy()
         build.tables_BNK[build.rows_B, :, : build.length] = chosen_KBN.transpose(1, 2, 0)
-        self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
+        self.is_broken_X[build.batch.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
         build.depth = build.length
 
     def _read(self, build: TableBuild, num_left: int) -> None:
@@ -256,21 +260,23 @@ class Tree:
     def keep(self, build: TableBuild, rows: Rows[int]) -> None:
         """Keep the tables in some rows of the current batch; the other tables end."""
         build.rows_B = build.rows_B[rows]
-        build.slots_B = build.slots_B[rows]
+        batch, rows_B = build.batch, torch.tensor(rows, dtype=torch.int64)
+        build.batch = replace(
+            batch,
+            slots_B=batch.slots_B[rows],
+            tokens_BN=batch.tokens_BN[to_device(rows_B, self._device)],
+            accepted_BN=batch.accepted_BN[rows],
+            trunk_lengths_B=batch.trunk_lengths_B[rows],
+            block_tables_BJ=batch.block_tables_BJ[rows],
+        )
         # The steps of the other tables end here.
         build.steps = build.steps.copy()
-        for slot, row in zip(build.slots_B.tolist(), build.rows_B.tolist(), strict=True):
+        for slot, row in zip(build.batch.slots_B.tolist(), build.rows_B.tolist(), strict=True):
             self._newest[slot] = build.steps, row
-        build.lengths_B = build.lengths_B[rows]
-        build.block_tables_BJ = build.block_tables_BJ[rows]
-        build.accepted_BN = build.accepted_BN[rows]
         build.slots_R, build.positions_R = (
             array_R.reshape(-1, build.branches)[rows].reshape(-1)
             for array_R in (build.slots_R, build.positions_R)
         )
-        build.tokens_BN = build.tokens_BN[
-            to_device(torch.tensor(rows, dtype=torch.int64), self._device)
-        ]
 
     def fill_ahead(self) -> bool:
         """Compute noise of a later table; returns False if none is missing.
