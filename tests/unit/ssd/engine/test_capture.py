@@ -20,8 +20,7 @@ from ssd.engine.capture import Capture, CudaGraph, CudaGraphs, Pass, is_capturin
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.decoder import open_decoder
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
-from ssd.engine.static_execution import make_execution
-from ssd.engine.static_inputs import Inputs
+from ssd.engine.static_execution import Inputs, make_execution
 from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
 
 P, N = 4, 4
