@@ -53,8 +53,7 @@ class Draft:
     def drain(self, seconds: float | None = None) -> int:
         """Begin to drain; returns the number of sessions that are open now.
 
-        Args:
-            seconds: limit of the drain; None is the limit of the settings. The first call counts.
+        The limit of the first call counts; None is the limit of the settings.
         """
         self._life_cycle.start_draining(seconds)
         return self._num_sessions

@@ -36,12 +36,9 @@ class FanOutLearning:
     """Fits the values of the policy ``adaptive``. Step thread only."""
 
     def __init__(self, num_branches: int, folder: str = "", weights: str = "") -> None:
-        """Construct with the start values; ``load`` reads the file.
+        """Construct with the start values; ``load`` reads the file in ``folder``, if that is set.
 
-        Args:
-            num_branches: N.
-            folder: where the file is; empty for none.
-            weights: fingerprint of the draft's weights; a file for other weights is not used.
+        ``weights`` is the fingerprint of the draft's weights; a file for others is not used.
         """
         self._num_branches = num_branches
         self._path = Path(folder, _FILE) if folder else None

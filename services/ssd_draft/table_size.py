@@ -98,12 +98,7 @@ class SizeChoice:
     """The times of tables by their size and sessions, and the choice from them. One thread."""
 
     def __init__(self, branch_counts: Sequence[int], *, is_adaptive: bool = True) -> None:
-        """Construct.
-
-        Args:
-            branch_counts: possible numbers of branches.
-            is_adaptive: whether sizes are chosen; otherwise every table has the largest one.
-        """
+        """Construct; unless ``is_adaptive``, every table has the largest size."""
         self._is_adaptive = is_adaptive
         self._counts = sorted(branch_counts, reverse=True)
         self._num_tables = 0
@@ -131,13 +126,9 @@ class SizeChoice:
         need: Need | None,
         probability_BN: NDArray[np.float64] | None,
     ) -> Size:
-        """Return the size of the tables that start now.
+        """Return the size of the tables that start now, with one of these numbers of columns.
 
-        Args:
-            num_sessions: number of sessions of the batch.
-            lengths: possible numbers of columns.
-            need: what the target needs; None if unknown.
-            probability_BN: probability of each selected outcome, in order; None if unknown.
+        ``need`` is None if unknown, as is the probability of each selected outcome, in order.
         """
         group = size_class(num_sessions)
         most = Size(self._counts[0], max(lengths))

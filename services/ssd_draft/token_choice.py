@@ -66,12 +66,7 @@ class TokenChoice(Protocol):
         """Return the token of each row, int64 [R], on their device; see ``engine.sampling``."""
 
     def stored_noise(self, slots_R: Ints, positions_KR: Ints) -> StoredNoise | None:
-        """Return noise and filters of several columns; None if noise is computed with each choice.
-
-        Args:
-            slots_R: slots of the rows.
-            positions_KR: positions of the rows in each column.
-        """
+        """Return noise and filters of several columns; None if each choice computes its noise."""
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int

@@ -166,9 +166,7 @@ class Tree:
     def table_lengths(self, num_sessions: int, wanted: int) -> Rows[int]:
         """Return how many columns the tables of a batch can have, ascending.
 
-        Args:
-            num_sessions: number of sessions of the batch.
-            wanted: columns that the target uses, 1..K.
+        ``wanted`` is the number of columns that the target uses, 1..K.
         """
         lengths = sorted({length for _, length in self._runner.whole_tables})
         if num_sessions > 1 or not lengths:
@@ -288,12 +286,7 @@ class Tree:
         return self._choice.fill_ahead(committed_X, 3 * self.engine.lookahead + 2)
 
     def _fill(self, slots_B: Ints, committed_B: Ints) -> None:
-        """Compute the missing noise of trees, 2K+2 positions of each session.
-
-        Args:
-            slots_B: int64, slots of the sessions.
-            committed_B: int64, the number of committed tokens of each session, its first position.
-        """
+        """Compute the missing noise of trees: 2K+2 positions, from each session's length on."""
         self._choice.fill(slots_B, committed_B, 2 * self.engine.lookahead + 2)
 
     def _propose(self, slots_B: Ints, moves: Rows[Move]) -> None:

@@ -129,10 +129,7 @@ def widened_config(config: dict[str, Any], factor: int) -> dict[str, Any]:
 def widened_tensor(name: str, tensor: Tensor, factor: int) -> Tensor:
     """Return the tensor of the widened model; same dtype, exact values.
 
-    Args:
-        name: Name in the checkpoint.
-        tensor: Values in the original model.
-        factor: A power of two.
+    The factor is a power of two.
 
     Raises:
         UnsupportedModelError: The kind of the tensor is unknown.

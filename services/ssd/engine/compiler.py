@@ -40,12 +40,7 @@ def has_c_compiler() -> bool:
 
 
 def require_compiler(device: str, setting: str, alternative: str) -> None:
-    """Check what generated kernels need. Without CUDA, no kernels are generated.
-
-    Args:
-        device: of the passes.
-        setting: what generates kernels.
-        alternative: what to do without a compiler.
+    """Check what the kernels need that a setting generates. Without CUDA, there are none.
 
     Raises:
         SettingsError: the device has CUDA, and there is no C compiler.

@@ -214,12 +214,10 @@ def _positive(key: str, value: Any) -> float:
 def length_limit(requested: int, model: ModelConfig) -> int:
     """Return the largest length of a sequence, in tokens.
 
-    Args:
-        requested: length of the settings; 0 takes that of the model, at most ``MAX_DEFAULT_LEN``.
-        model: contains the largest length of the model.
+    ``requested`` is that of the settings; 0 takes that of the model, at most ``MAX_DEFAULT_LEN``.
 
     Raises:
-        SettingsError: the settings exceed it.
+        SettingsError: the settings exceed the length of the model.
     """
     longest = model.max_position_embeddings
     if requested > longest:

@@ -43,13 +43,7 @@ class EngineChoice:
 def choose_engine(
     settings: EngineSettings, *, num_weights: int, head_size: int, is_draft: bool
 ) -> EngineChoice:
-    """Return the engine and the precision to run with.
-
-    Args:
-        settings: of the process.
-        num_weights: of the model.
-        head_size: of the model.
-        is_draft: whether the tokens of the model are guesses.
+    """Return the engine and the precision to run with. The tokens of a draft are guesses.
 
     Raises:
         SettingsError: the engine cannot run with the other settings or is not installed; or the

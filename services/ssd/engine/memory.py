@@ -96,12 +96,8 @@ def _own_groups(controller: str, own_groups: Path) -> set[Path]:
 def plan_blocks(model: ModelConfig, engine: EngineConfig, reserved_bytes: int = 0) -> int:
     """Return the number of KV blocks, block 0 included.
 
-    At most the blocks of ``max_num_seqs`` sequences of ``max_model_len`` tokens.
-
-    Args:
-        model: its shape.
-        engine: the size of the cache, if it is set.
-        reserved_bytes: memory that the engine allocates later.
+    At most the blocks of ``max_num_seqs`` sequences of ``max_model_len`` tokens. The engine
+    allocates ``reserved_bytes`` later.
 
     Raises:
         MemoryBudgetError: not one such sequence fits; the message contains the numbers.
@@ -140,7 +136,7 @@ def allocate_storage(
 ) -> KVStorage:
     """Allocate the KV storage of an engine; all ranks of a group have the same blocks.
 
-    See ``plan_blocks`` for the arguments.
+    See ``plan_blocks``.
 
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.

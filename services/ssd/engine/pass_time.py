@@ -231,15 +231,7 @@ def pass_time(
     num_gpus: int = 1,
     kernels: Kernels = STATIC,
 ) -> PassTime:
-    """Predict the time of a pass on GPUs.
-
-    Args:
-        model: its weights are divided among the GPUs.
-        gpu: all GPUs are alike.
-        shape: of the pass.
-        num_gpus: size of the tensor-parallel group.
-        kernels: of the engine.
-    """
+    """Predict the time of a pass on equal GPUs, among which the weights are divided."""
     bandwidth = gpu.bandwidth * BANDWIDTH_SHARE
     kv_bytes = shape.sequences * shape.context_tokens * bytes_per_entry(model, DTYPE)
     num_kernels = kernels.of(model, is_tree=shape.is_tree, num_gpus=num_gpus)
@@ -287,12 +279,8 @@ def kv_shards(model: ModelConfig, num_gpus: int) -> int:
 def _all_reduces(model: ModelConfig, gpu: Gpu, rows: int, sent_share: float) -> float:
     """Return the time of two sums over all ranks of a layer and one of the embedding.
 
-    Args:
-        model: whole.
-        gpu: with the link.
-        rows: of the pass.
-        sent_share: bytes that a rank sends over one direction of its link, divided by those of the
-            sum: every other rank's copy of a gather, or twice the bytes of a ring less its own.
+    ``sent_share`` is the bytes that a rank sends over one direction of its link, divided by those
+    of the sum: every other rank's copy of a gather, or twice the bytes of a ring less its own.
     """
     if not sent_share:
         return 0.0

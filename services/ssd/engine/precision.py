@@ -55,13 +55,7 @@ class Precision:
 
 
 def choose_precision(requested: str, device: str, num_weights: int = TINY_MODEL) -> Precision:
-    """Return the dtype to run with.
-
-    Args:
-        requested: ``auto``, ``bfloat16`` or ``float32``.
-        device: ``cpu``, ``cuda:0``.
-        num_weights: of the model; if not given, the model is not tiny.
-    """
+    """Return the dtype to run with; a model without ``num_weights`` is not tiny."""
     if requested != AUTO:
         return Precision(requested, "set explicitly")
     if not device.startswith("cpu"):
@@ -95,13 +89,7 @@ def keeps_bfloat16(num_weights: int) -> bool:
 
 
 def choose_weights(requested: str, *, is_draft: bool, num_weights: int) -> Weights:
-    """Return the format of the weights of a model on a CPU, with the engine openvino.
-
-    Args:
-        requested: ``auto``, ``same``, ``int8`` or ``int4``.
-        is_draft: whether the tokens of the model are guesses.
-        num_weights: of the model.
-    """
+    """Return the format of the weights of a model on a CPU, with the engine openvino."""
     if requested == "int4":
         return "int4"
     is_faster = num_weights >= TINY_MODEL and _has_any(INT8_ARITHMETIC)

@@ -39,14 +39,6 @@ class SplitTarget(TargetExecution):
         engine: EngineConfig,
         ids_of_ranks: Sequence[range],
     ) -> None:
-        """Construct.
-
-        Args:
-            part: execution of rank 0's part.
-            group: all ranks.
-            engine: settings, the same on all ranks.
-            ids_of_ranks: token ids of each rank.
-        """
         self.attention_name = part.attention_name
         self.num_blocks = part.num_blocks
         self.sequence_counts: Sequence[int] = part.sequence_counts
@@ -110,10 +102,7 @@ class SplitTarget(TargetExecution):
     def choose(self, logits_RV: Tensor, keys_4R: Tensor, *, is_warm: bool) -> Tensor:
         """Return the token of each row of the newest verify; see ``keyed.choose_of_keys``.
 
-        Args:
-            logits_RV: what ``verify`` returned, all rows.
-            keys_4R: of the rows, ``keyed.packed``.
-            is_warm: whether some temperature is not 0.
+        The logits are all rows that ``verify`` returned, and the keys ``keyed.packed``.
         """
         assert self._sent_4R is not None, "the ranks have no keys"
         assert torch.equal(self._sent_4R, keys_4R), "the ranks have other keys"
@@ -125,9 +114,7 @@ class SplitTarget(TargetExecution):
     def gather(self, logits_RV: Tensor, rows_X: Tensor) -> Tensor:
         """Return the logits of all token ids at some rows of the newest verify, fp32 [X, V].
 
-        Args:
-            logits_RV: what ``verify`` returned, all rows.
-            rows_X: int64 on the CPU.
+        ``logits_RV`` are all rows that ``verify`` returned; ``rows_X`` is int64 on the CPU.
         """
         most_ids = max(self._num_ids)
         self._message.write_gather(rows_X, most_ids, self._deadline_ms)
@@ -168,12 +155,8 @@ def follow(
 ) -> None:
     """Run this rank's part of each step that rank 0 sends, until another rank ends.
 
-    Args:
-        part: execution of this rank's part.
-        group: all ranks.
-        engine: settings, the same on all ranks but for the device.
-        ids: token ids of this rank.
-        waiting: entered while the rank waits for a step.
+    The settings are the same on all ranks but for the device; ``ids`` are the token ids of this
+    rank. ``waiting`` is entered while the rank waits for a step.
 
     Raises:
         RankError: a rank has ended or does not answer.

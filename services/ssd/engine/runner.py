@@ -81,10 +81,8 @@ class ModelRunner(ABC):
     def warm_up(self, on_progress: Progress) -> None:
         """Run every shape once, so that no request pays for kernel compilation.
 
-        Then the weights are freed of which the execution has copies.
-
-        Args:
-            on_progress: called with ("warm-up", 0..1).
+        Then the weights are freed of which the execution has copies. ``on_progress`` is called with
+        ("warm-up", 0..1).
         """
 
     def _without_padding_ids(self, logits_BQV: Tensor) -> Tensor:
@@ -139,14 +137,9 @@ def load_runner(
     on_progress: Progress,
     group: Group = ALONE,
 ) -> AnyRunner:
-    """Read a model folder and construct its runner, which is not warmed up.
+    """Read a folder in the layout of Hugging Face and construct its runner, not warmed up.
 
-    Args:
-        kind: ``TargetRunner`` or ``DraftRunner``.
-        folder: a folder in the layout of Hugging Face.
-        engine: shapes, precision, device.
-        on_progress: called with ("load", 0..1).
-        group: the ranks of a target's model; this process is rank 0.
+    ``on_progress`` is called with ("load", 0..1). In a group of ranks, this process is rank 0.
 
     Raises:
         SetupError: the folder, its config, its weights or the memory do not allow it.

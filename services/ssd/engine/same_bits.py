@@ -74,12 +74,8 @@ def proved(
 ) -> str | None:
     """Return the result of ``find``, from a file if it took long on this machine before.
 
-    Args:
-        folder: of the model.
-        engine: fixes all shapes.
-        num_blocks: KV blocks. With fewer, the texts of the proof are shorter.
-        shapes: what the shapes that are used have in common.
-        find: the proof.
+    ``shapes`` is what the shapes that are used have in common. With fewer KV blocks, the texts of
+    the proof are shorter.
     """
     key = {
         "cpu": sorted(name for name, has in torch.cpu.get_capabilities().items() if has),
@@ -158,9 +154,8 @@ def find_difference(
 def find_joined_difference(passes: Passes, on_progress: Callable[[float], None]) -> str | None:
     """Return a pass whose rows, or the prompts that it stores too, have other bits, or None.
 
-    Args:
-        passes: no sequence exists yet. ``find_difference`` has found none.
-        on_progress: called with 0..1.
+    No sequence exists yet, and ``find_difference`` has found none. ``on_progress`` is called with
+    0..1.
     """
     text = _Text(passes, NUM_CHUNKS, 1)
     first = _Text(passes, NUM_CHUNKS, 1, text.end)
@@ -251,14 +246,11 @@ class _Text:
     def __init__(
         self, passes: Passes, most_chunks: int, num_more: int, first_block: int = 1
     ) -> None:
-        """Construct.
+        """Construct; its blocks are consecutive.
 
-        Args:
-            passes: what stores and runs it.
-            most_chunks: whole chunks of the prompt, if there is room for them.
-            num_more: further tokens of a prompt with a chunk. One token alone in its chunk differs
-                most from one in a pass of all chunks.
-            first_block: of its blocks, which are consecutive.
+        The prompt has up to ``most_chunks`` whole chunks, if there is room for them. With a chunk,
+        it has ``num_more`` further tokens: one token alone in its chunk differs most from one in a
+        pass of all chunks.
         """
         engine = passes.engine
         self._passes = passes

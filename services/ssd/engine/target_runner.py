@@ -122,8 +122,7 @@ class TargetRunner(ModelRunner):
     def _prove_shapes(self, prove: Callable[[str], str | None]) -> None:
         """Let verifies have fewer shapes until all rows have the same bits, or log that none have.
 
-        Args:
-            prove: returns a difference between the passes of these shapes.
+        ``prove`` returns a difference between the passes of these shapes.
         """
         difference = prove(self.execution.shapes)
         while difference is not None:

@@ -47,12 +47,8 @@ def attend_beside(
     The part takes the place of an entry with its log-sum-exp as score and its result as value. This
     equals a merge by log-sum-exp.
 
-    Args:
-        part: result and log-sum-exp of other entries, as ``Attend`` returns them.
-        queries_BQHE: as in ``attend_dense``; each query sees an entry of the part or of the others.
-        keys_BSGE: as in ``attend_dense``.
-        values_BSGE: as in ``attend_dense``.
-        visible_BQS: as in ``attend_dense``.
+    ``part`` is as ``Attend`` returns it, the other arguments are as in ``attend_dense``. Each query
+    sees an entry of the part or of the others.
 
     Returns:
         The weighted values [B, Q, H, E] in the dtype of the queries.

@@ -87,15 +87,10 @@ class PagedChoice:
 def make_paged(
     requested: str, device: str, dtype: str, *, head_size: int, is_deterministic: bool = False
 ) -> PagedChoice:
-    """Return the requested backend, or for ``auto`` the fastest of the device.
+    """Return the requested backend of ``PAGED``, or for ``auto`` the fastest of the device.
 
-    Args:
-        requested: ``auto`` or a name of ``PAGED``.
-        device: ``cuda:0``; ``cpu`` has the reference only.
-        dtype: ``bfloat16`` or ``float32``.
-        head_size: E.
-        is_deterministic: whether the bits of a query may depend neither on the lengths of its pass
-            nor on the number of sequences.
+    On ``cpu``, this is the reference. With ``is_deterministic``, the bits of a query depend neither
+    on the lengths of its pass nor on the number of sequences.
 
     Raises:
         SettingsError: the backend does not exist, is not installed, or cannot run with the device,

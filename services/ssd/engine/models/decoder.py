@@ -46,15 +46,10 @@ class Decoder:
         *,
         is_compiled: bool = False,
     ) -> None:
-        """Construct.
+        """Construct; shape and weights are those of this rank's part.
 
-        Args:
-            config: shape of this rank's part.
-            weights: of this rank's part.
-            group: the ranks that have the other parts.
-            first_id: first token id of this rank's embedding and head.
-            is_compiled: whether the parts of a layer around its attention are compiled for each
-                number of rows.
+        ``first_id`` is the first token id of this rank's embedding and head. With ``is_compiled``,
+        the parts of a layer around its attention are compiled for each number of rows.
         """
         self.config = config
         self._group = group

@@ -206,10 +206,7 @@ class TensorReader:
 def open_checkpoint(folder: Path, config: ModelConfig, shard: Shard = WHOLE) -> Checkpoint:
     """Check the names and shapes of a folder's tensors, and the head of tied embeddings.
 
-    Args:
-        folder: of the checkpoint.
-        config: shape of the whole model.
-        shard: the rank, whose parts of the tensors are read.
+    ``config`` is the shape of the whole model. Only the parts of the rank are read.
 
     Raises:
         WeightsError: a missing, surplus, truncated, quantised or misshapen tensor, or a head that
@@ -232,13 +229,7 @@ def open_weights(
 ) -> DecoderWeights:
     """Check a folder's tensors and begin to read them, or a rank's parts of them.
 
-    Args:
-        folder: of the checkpoint.
-        config: shape of the whole model.
-        dtype: of the weights.
-        device: of the weights.
-        on_progress: called with 0..1.
-        shard: the rank.
+    ``config`` is the shape of the whole model. ``on_progress`` is called with 0..1.
 
     Raises:
         WeightsError: as ``open_checkpoint``, or a tensor with NaN or infinity. Iterating over the

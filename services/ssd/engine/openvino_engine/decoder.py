@@ -185,19 +185,11 @@ def build_decoder(
     rotation: Rotation,
     attend: Attend,
 ) -> tuple[Node, Node]:
-    """Build all layers.
-
-    Args:
-        config: shape of the model.
-        weights: of the model.
-        tokens_R: int32 ids of the rows.
-        logit_rows: int32 numbers of the rows that need logits.
-        rotation: of the positions of the rows.
-        attend: attention to the entries that the rows see.
+    """Build all layers for rows with these int32 ids.
 
     Returns:
-        Logits of the rows of ``logit_rows``, and the sum of each row's hidden state, which is
-        finite if the hidden state is.
+        Logits of the rows whose int32 numbers are ``logit_rows``, and the sum of each row's hidden
+        state, which is finite if the hidden state is.
     """
     hidden = weights.embedding.rows(tokens_R)
     for index, layer in enumerate(weights.layers):
@@ -268,12 +260,8 @@ def compile_graph(
 ) -> list[openvino.InferRequest]:
     """Compile a graph whose inputs have these names, for one caller at a time.
 
-    Args:
-        outputs: results of the graph.
-        inputs: parameters by name.
-        engine: number of threads.
-        copies: shapes of the inputs of further requests, each with constants of its own; inputs
-            that are missing stay as they are.
+    ``copies`` are the shapes of the inputs of further requests, each with constants of its own.
+    Inputs that are missing stay as they are.
 
     Raises:
         SetupError: OpenVINO cannot compile it on this machine; the message has its reason.

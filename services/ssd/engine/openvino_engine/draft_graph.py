@@ -65,12 +65,8 @@ class PassInputs:
     ) -> None:
         """Construct. In place of B, Q and O, the own entries may have 1, if no row has any.
 
-        Args:
-            entries_XBGSE: stored entries.
-            stored_mask_B1US: mask of the stored entries.
-            own_XBGQOE: own entries, finite; no row sees them until ``own_mask_O`` changes.
-            new_mask: mask of the new rows, [1, 1, U, Q].
-            needs_logits: whether each row needs logits, or none.
+        The own entries are finite, and no row sees them until ``own_mask_O`` changes. The mask of
+        the new rows is [1, 1, U, Q]. Each row needs logits, or none.
         """
         num_rows = len(stored_mask_B1US) * new_mask.shape[3]
         self.tokens_R = np.zeros(num_rows, dtype=np.int32)
@@ -106,13 +102,10 @@ class DraftGraph:
         positions_BQ: Tensor,
         logits: openvino.Tensor | None = None,
     ) -> None:
-        """Run a pass; positions beyond the last one are replaced by it.
+        """Run a pass of int64 tokens; positions beyond the last one are replaced by it.
 
-        Args:
-            inputs: the other inputs; passes that follow each other may share them.
-            tokens_BQ: int64.
-            positions_BQ: int64.
-            logits: where to write them, float32 [R, V]; None: memory of this graph.
+        Passes that follow each other may share the other inputs. The logits are written into
+        ``logits``, float32 [R, V], or memory of this graph.
         """
         if inputs is not self._inputs:
             self._inputs = inputs

@@ -325,8 +325,7 @@ class OpenVinoTarget(TargetExecution):
 def least_rows(seconds_of: Callable[[int], float]) -> int:
     """Return the smallest number of rows that a pass should have: one or ``FEW_ROWS``.
 
-    Args:
-        seconds_of: runs and measures a pass of so many rows.
+    ``seconds_of`` runs and measures a pass of so many rows.
     """
     seconds = dict.fromkeys((1, FEW_ROWS), math.inf)
     for rows in (1, FEW_ROWS) * 3:

@@ -171,14 +171,10 @@ class RankGroup(Group):
 
 
 def join(shard: Shard, port: int, device: str, listener: int | None = None) -> RankGroup:
-    """Connect this rank to the others.
+    """Connect this rank to the others, with a store at this port of localhost.
 
-    Args:
-        shard: rank of this process.
-        port: of the store, on localhost.
-        device: of this rank.
-        listener: on rank 0, the descriptor of a socket that is bound to the port; it is owned by
-            the store from now on.
+    On rank 0, ``listener`` is the descriptor of a socket that is bound to the port; it is owned by
+    the store from now on.
 
     Raises:
         RankError: a rank did not connect within ``JOIN_SECONDS``.

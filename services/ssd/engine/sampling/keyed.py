@@ -148,11 +148,8 @@ def rank_of_keys(
 ) -> tuple[Tensor, Tensor]:
     """Return the ``count`` best tokens of each row and their scores, best first.
 
-    Args:
-        logits_RV: fp32, of all token ids.
-        keys: of the rows.
-        count: candidates of each row.
-        is_warm: whether some temperature is not 0. Otherwise no noise is computed.
+    The logits are fp32, of all token ids. Unless ``is_warm``, all temperatures are 0, and no noise
+    is computed.
 
     Returns:
         ids int64 [R, count] and scores log q + T g, fp32 [R, count]; see ``top_candidates``.

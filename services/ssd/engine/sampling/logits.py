@@ -90,10 +90,7 @@ def filtered(logits_RV: Tensor, filters: Filters) -> Tensor:
     """Return the logits with -inf at the tokens that top-k, top-p or min-p remove, in this order.
 
     top-p counts probabilities among the tokens that top-k keeps. Rows that are not finite stay so.
-
-    Args:
-        logits_RV: fp32; -inf where a token may not be chosen.
-        filters: of the rows.
+    The logits are fp32, and -inf where a token may not be chosen.
     """
     if logits_RV.device.type == "cpu":
         # One row at a time: exp can differ between the vectors and the rest of an array.

@@ -36,12 +36,6 @@ class SoftFilters:
     """The filters of sessions, by slot. Step thread only."""
 
     def __init__(self, num_slots: int, device: str) -> None:
-        """Construct without filters.
-
-        Args:
-            num_slots: X.
-            device: of the logits.
-        """
         self._device = device
         self._lowered = compiled_on(device, lowered)
         self._top_k_X = np.zeros(num_slots, dtype=np.int64)
@@ -73,12 +67,7 @@ class SoftFilters:
         self._min_logit_X[slot] = -np.inf
 
     def of_rows(self, slots_R: NDArray[np.int64], num_ids: int) -> RowFilters | None:
-        """Return the filters of rows of these slots; None if no row has one.
-
-        Args:
-            slots_R: slot of each row.
-            num_ids: V.
-        """
+        """Return the filters of rows of these slots; None if no row has one."""
         if not self._is_on_X[slots_R].any():
             return None
         return RowFilters(ranks_of(self._top_k_X[slots_R], num_ids), self._min_logit_X[slots_R])
