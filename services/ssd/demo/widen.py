@@ -17,7 +17,6 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ssd.engine.config import read_config
+from ssd.engine.config import FAMILIES, read_config
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.engine.models.headers import weight_files
 from ssd.errors import CacheError, SettingsError, SetupError, UnsupportedModelError, WeightsError
 
 logger = logging.getLogger(__name__)
 
-MODEL_TYPES = ("llama", "qwen3")
 SCALED_SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -63,7 +61,7 @@ def widen(source: Path, factor: int, models: Path) -> Path:
 
     Raises:
         ModelNotFoundError: ``source`` has no readable ``config.json``.
-        UnsupportedModelError: The family is not one of ``MODEL_TYPES``, or a tensor is unknown.
+        UnsupportedModelError: The family is not one of ``FAMILIES``, or a tensor is unknown.
         WeightsError: ``source`` has no safetensors, or damaged ones.
         SetupError: ``models`` cannot be written.
     """
@@ -86,7 +84,7 @@ def _make(source: Path, factor: int, config: dict[str, Any], output: Path) -> No
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as parent:
         unfinished = Path(parent) / "made"
-        _write(source, unfinished, config, lambda key, tensor: widened_tensor(key, tensor, factor))
+        _write(source, factor, config, unfinished)
         try:
             unfinished.rename(output)
         except OSError:
@@ -112,11 +110,11 @@ def widened_config(config: dict[str, Any], factor: int) -> dict[str, Any]:
     """Return the ``config.json`` of the widened model.
 
     Raises:
-        UnsupportedModelError: The family is not one of ``MODEL_TYPES``.
+        UnsupportedModelError: The family is not one of ``FAMILIES``.
     """
     family = config.get("model_type")
-    if family not in MODEL_TYPES:
-        raise UnsupportedModelError(f"cannot widen a {family!r} model; only {MODEL_TYPES}")
+    if family not in FAMILIES:
+        raise UnsupportedModelError(f"cannot widen a {family!r} model; only {FAMILIES}")
     heads = config["num_attention_heads"]
     explicit = {
         "num_key_value_heads": config.get("num_key_value_heads") or heads,
@@ -150,20 +148,15 @@ def widened_tensor(name: str, tensor: Tensor, factor: int) -> Tensor:
     raise UnsupportedModelError(f"cannot widen the tensor {name!r} of shape {tuple(tensor.shape)}")
 
 
-def _write(
-    source: Path,
-    output: Path,
-    config: dict[str, Any],
-    convert: Callable[[str, Tensor], Tensor],
-) -> None:
-    """Write a folder with this config, the converted tensors by name, and the other files."""
+def _write(source: Path, factor: int, config: dict[str, Any], output: Path) -> None:
+    """Write a folder with this config, the widened tensors, and the other files."""
     output.mkdir(parents=True)
     tensors: dict[str, Tensor] = {}
     for file in weight_files(source):
         try:
             with safe_open(file, framework="pt") as weights:
                 for key in weights.keys():  # noqa: SIM118 - a handle, not a dictionary
-                    tensors[key] = convert(key, weights.get_tensor(key))
+                    tensors[key] = widened_tensor(key, weights.get_tensor(key), factor)
         except SafetensorError as error:
             raise WeightsError(f"{file}: truncated or not safetensors: {error}") from error
     save_tensors(tensors, output / "model.safetensors")
