@@ -243,7 +243,10 @@ def usable_token_ids(tokenizer_size: int, model: ModelConfig) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The settings of an engine, which fix all shapes."""
+    """The settings of an engine, which fix all shapes.
+
+    ``engine_choice`` checks which engine has which weights and ranks.
+    """
 
     max_model_len: int
     """Largest number of tokens of a sequence, prompt and continuation."""
@@ -292,15 +295,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
             raise SettingsError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-        if self.weights == "bfloat16" and self.dtype != "float32":
-            raise SettingsError(f"weights bfloat16 needs dtype float32, not {self.dtype}")
-        if self.weights != "same" and self.engine != "openvino":
-            raise SettingsError(f"weights {self.weights} needs engine openvino, not {self.engine}")
-        if self.engine == "openvino" and self.tensor_parallel_size > 1:
-            raise SettingsError(
-                f"engine openvino has one rank, not tensor_parallel_size "
-                f"{self.tensor_parallel_size}; set engine to torch"
-            )
         if self.compile_layers and self.engine != STATIC:
             raise SettingsError(
                 f"compile_layers needs engine static, not {self.engine}; set it to false"
