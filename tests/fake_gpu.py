@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ssd.engine.attention.dense import PagedReference
 from ssd.engine.attention.paged import PagedAttention
-from ssd.engine.attention.paged_reference import PagedReference
 from ssd.engine.capture import Capture
 from ssd.engine.config import STATIC, EngineConfig, ModelConfig
 from ssd.engine.known_shapes import KNOWN_SHAPES

@@ -9,6 +9,8 @@ this is 13. *Not chosen*: a kernel of our own, before a GPU has shown what it ga
 import torch
 from torch import Tensor
 
+from ssd.engine.attention.paged import Attend, num_visible
+
 
 def attend_dense(
     queries_BQHE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, visible_BQS: Tensor
@@ -62,6 +64,36 @@ def attend_beside(
     out_BGQXE = _weighted(weights_BGQXS[..., :-1], values_BSGE)
     out_BGQXE = torch.addcmul(out_BGQXE, weights_BGQXS[..., -1:], part_BGQXE)
     return out_BGQXE.transpose(1, 2).to(queries_BQHE.dtype).reshape(queries_BQHE.shape)
+
+
+class PagedReference:
+    """The reference for kernels on pages, on any device; the keys are copied."""
+
+    name = "reference"
+    block_size = 16
+
+    def prepare(
+        self,
+        block_tables_BJ: Tensor,
+        lengths_B: Tensor,
+        *,
+        num_queries: int,
+        num_pages: int,  # noqa: ARG002 - part of the Protocol
+        is_causal: bool,
+    ) -> Attend:
+        """See ``PagedAttention.prepare``."""
+        num_visible_BQ = num_visible(lengths_B, num_queries, is_causal=is_causal)
+
+        def attend(
+            queries_BQHE: Tensor, keys_YCGE: Tensor, values_YCGE: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            keys_BSGE = keys_YCGE[block_tables_BJ].flatten(1, 2)
+            values_BSGE = values_YCGE[block_tables_BJ].flatten(1, 2)
+            position_S = torch.arange(keys_BSGE.shape[1], device=lengths_B.device)
+            visible_BQS = position_S < num_visible_BQ[:, :, None]
+            return attend_dense(queries_BQHE, keys_BSGE, values_BSGE, visible_BQS)
+
+        return attend
 
 
 def _scores(queries_BQHE: Tensor, keys_BSGE: Tensor, visible_BQS: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def num_visible(lengths_B: Tensor, num_queries: int, *, is_causal: bool) -> Tens
 PAGED = {
     "flash_attn": "ssd.engine.attention.paged_flash_attn:PagedFlashAttention",
     "flex": "ssd.engine.attention.paged_flex:PagedFlex",
-    "reference": "ssd.engine.attention.paged_reference:PagedReference",
+    "reference": "ssd.engine.attention.dense:PagedReference",
 }
 
 

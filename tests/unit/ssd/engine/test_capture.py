@@ -15,7 +15,7 @@ from tests.ranks import on_ranks
 from torch import Tensor
 
 from ssd.engine import capture as capture_module
-from ssd.engine.attention.paged_reference import PagedReference
+from ssd.engine.attention.dense import PagedReference
 from ssd.engine.capture import Capture, CudaGraph, CudaGraphs, Pass, is_capturing
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.decoder import open_decoder

@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from ssd.engine import static_execution
-from ssd.engine.attention import paged_flex, paged_reference
-from ssd.engine.attention.dense import attend_beside, attend_dense
+from ssd.engine.attention import dense, paged_flex
+from ssd.engine.attention.dense import PagedReference, attend_beside, attend_dense
 from ssd.engine.attention.paged import PagedAttention, make_paged, num_visible
 from ssd.engine.attention.paged_flex import PagedFlex
-from ssd.engine.attention.paged_reference import PagedReference
 from ssd.engine.config import LARGEST_PAGE, EngineConfig, ModelConfig
 from ssd.engine.parallel.group import ALONE
 from ssd.errors import SettingsError
@@ -61,7 +60,7 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_position_less(lengths_B: Tensor, num_queries: int, *, is_causal: bool) -> Tensor:
         return num_visible(lengths_B, num_queries, is_causal=is_causal) - 1
 
-    monkeypatch.setattr(paged_reference, "num_visible", one_position_less)
+    monkeypatch.setattr(dense, "num_visible", one_position_less)
     case = PagedCase(lengths=(100, 200), num_queries=7, is_causal=True)
     difference = compare_paged(PagedReference(), case, torch.float32, "cpu")
     assert difference.out > 0.01
