@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from prometheus_client import REGISTRY
@@ -36,9 +36,8 @@ from ssd.types import (
     Usage,
     Welcome,
 )
-from ssd_target.decoding.decode_loop import DecodeLoop
-from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.ports import LoopContext
+from ssd_target.decoding.decode_loop import DecodeLoop, LoopContext
+from ssd_target.decoding.inbox import Inbox, Wakeups
 from ssd_target.decoding.sampler import KeyedSampler, RingSampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Sequence
@@ -92,8 +91,8 @@ class StepClock:
         return self.time
 
 
-class NoWakeups:
-    def mark(self, stream: object) -> None: ...
+class NoWakeups(Wakeups):
+    def __init__(self) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -138,9 +137,8 @@ class Bench:
         )
         room = Capacity(**capacity)
         self.blocks = BlockPool(room.num_blocks)
-        self.runner: AnyRunner = room.runner or LedgerRunner(
-            ENGINE, num_blocks=room.num_blocks, vocab_size=VOCAB
-        )
+        ledger = LedgerRunner(ENGINE, num_blocks=room.num_blocks, vocab_size=VOCAB)
+        self.runner = cast(AnyRunner, room.runner or ledger)
         engine = self.runner.engine
         if room.runner is None:
             self.runner.joined_rows = 1000 if room.joins_prompts else 0
