@@ -39,7 +39,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert scheduler.counts(auto_speculates=auto_speculates).eligible == expected
     new = [each for each in waiting if not each.num_preemptions]
     prompts = [each.num_prompt for each in new if not each.choice]
-    assert scheduler._num_new == len(new)
+    assert scheduler.num_new == len(new)
     assert (scheduler._num_new_prompts, scheduler._num_new_tokens) == (len(prompts), sum(prompts))
     owned = {block for each in running for block in each.blocks}
     assert len(owned) == scheduler.blocks.num_taken, "a KV block has no owner"

@@ -19,23 +19,15 @@ class Inbox:
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._num_arrivals = 0
+        self.num_arrivals = 0
+        """Sequences that the step thread has not taken yet."""
         self.num_waiting = 0
         """Sequences that wait for a slot. The step thread updates it."""
         self.num_new = 0
         """Those of them that have not run yet. The step thread updates it."""
         self._filled = threading.Condition()
-        self._is_closed = False
-
-    @property
-    def num_arrivals(self) -> int:
-        """Sequences that the step thread has not taken yet."""
-        return self._num_arrivals
-
-    @property
-    def is_closed(self) -> bool:
+        self.is_closed = False
         """Whether no more requests are accepted."""
-        return self._is_closed
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a request.
@@ -44,9 +36,9 @@ class Inbox:
             NotReadyError: the inbox is closed.
         """
         with self._filled:
-            if self._is_closed:
+            if self.is_closed:
                 raise NotReadyError("the target has stopped and accepts no requests")
-            self._num_arrivals += 1
+            self.num_arrivals += 1
             self._events.append(sequence)
             self._filled.notify()
 
@@ -59,7 +51,7 @@ class Inbox:
     def close(self) -> None:
         """Refuse requests from now on and wake the step thread."""
         with self._filled:
-            self._is_closed = True
+            self.is_closed = True
             self._filled.notify()
 
     def drain(self) -> list[Event]:
@@ -68,13 +60,13 @@ class Inbox:
             return []
         with self._filled:
             events, self._events = self._events, []
-            self._num_arrivals = 0
+            self.num_arrivals = 0
         return events
 
     def wait(self, seconds: float) -> None:
         """Wait for an event or ``close``, at most ``seconds``. Step thread only."""
         with self._filled:
-            self._filled.wait_for(lambda: bool(self._events) or self._is_closed, seconds)
+            self._filled.wait_for(lambda: bool(self._events) or self.is_closed, seconds)
 
 
 class Wakeups:

@@ -117,8 +117,8 @@ class Scheduler:
         """All sequences that run or wait."""
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        self._num_new = 0
-        """Waiting requests that have not run yet."""
+        self.num_new = 0
+        """Waiting sequences that have not run yet."""
         self._num_new_prompts = 0
         """Prompts of these requests; the continuations of one request have one prompt."""
         self._num_new_tokens = 0
@@ -133,11 +133,6 @@ class Scheduler:
         """Return the sequences now; ``auto_speculates``: sequences in mode AUTO are eligible."""
         eligible = self._num_eligible - (0 if auto_speculates else self._num_auto)
         return SequenceCounts(len(self._running), len(self._waiting), eligible)
-
-    @property
-    def num_new(self) -> int:
-        """Number of waiting sequences that have not run yet."""
-        return self._num_new
 
     @property
     def is_idle(self) -> bool:
@@ -210,7 +205,7 @@ class Scheduler:
         self._sequences[sequence.sequence_id] = sequence
         insort(self._waiting, sequence, key=_precedence)
         if not sequence.num_preemptions:
-            self._num_new += 1
+            self.num_new += 1
             if not sequence.choice:
                 self._num_new_prompts += 1
                 self._num_new_tokens += sequence.num_prompt
@@ -218,7 +213,7 @@ class Scheduler:
     def _dequeue(self, sequence: Sequence) -> None:
         del self._waiting[bisect_left(self._waiting, sequence.precedence, key=_precedence)]
         if not sequence.num_preemptions:
-            self._num_new -= 1
+            self.num_new -= 1
             if not sequence.choice:
                 self._num_new_prompts -= 1
                 self._num_new_tokens -= sequence.num_prompt
@@ -353,7 +348,7 @@ class Scheduler:
         """Refuse the newest arrivals while too much waits. Preempted sequences do not count."""
         settings = self._settings
         for sequence in reversed(new):
-            if self._num_new > settings.max_queue:
+            if self.num_new > settings.max_queue:
                 error = queue_full(settings.max_queue)
             elif self._num_new_tokens > settings.max_queue_tokens and self._num_new_prompts > 1:
                 if sequence.choice:

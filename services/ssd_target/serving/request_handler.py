@@ -189,7 +189,7 @@ class RequestHandler:
                         yield chunk
             finally:
                 for sequence, stream in continuations:
-                    stream.abandon()
+                    stream.is_abandoned = True
                     self._inbox.cancel(sequence.sequence_id)
 
     async def _continuations(

@@ -55,15 +55,11 @@ class TokenStream:
         self._message_seconds = message_seconds or MESSAGE_SECONDS
         self._message_tokens = min(MAX_MERGED_TOKENS, stream_buffer_tokens) // 2
         self._error: Exception | None = None
-        self._is_abandoned = False
+        self.is_abandoned = False
+        """Whether the reader has left, or too many tokens wait."""
         self._ready = asyncio.Event()
         self._taken_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the reader has left, or too many tokens wait."""
-        return self._is_abandoned
 
     def put(self, chunk: GenerationChunk) -> None:
         """Add the tokens of one round. Step thread."""
@@ -71,7 +67,7 @@ class TokenStream:
         self._chunks.append(chunk)
         num_waiting = self._num_put_tokens - self._num_taken_tokens
         if num_waiting > self._stream_buffer_tokens:
-            self._is_abandoned = True
+            self.is_abandoned = True
         # A chunk before this one, if the reader has not taken it, has woken the reader.
         if len(self._chunks) == 1 or num_waiting >= self._message_tokens or chunk.finish_reason:
             self._wakeups.mark(self.wake)
@@ -85,10 +81,6 @@ class TokenStream:
         """End the request with an error of the process. Asyncio loop."""
         self._error = error
         self.wake()
-
-    def abandon(self) -> None:
-        """Mark the stream as abandoned."""
-        self._is_abandoned = True
 
     def wake(self) -> None:
         """Wake the reader, now or when its next message is due. Asyncio loop."""
