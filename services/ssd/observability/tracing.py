@@ -5,18 +5,23 @@ exporter are the optional extra ``otel``; they are imported only if an endpoint 
 variables ``OTEL_*`` of OpenTelemetry apply: sampler, headers, certificates, resource attributes.
 """
 
+import asyncio
 import contextlib
-import importlib
 import importlib.util
+import threading
 from collections.abc import AsyncIterator, Iterable
 
 from opentelemetry.context import Context
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+import ssd
 from ssd.errors import SettingsError
 
-_BACKEND = "ssd.observability.otlp"
+EXPORT_SECONDS = 5
+"""Maximum time of one export, with its retries. A collector that does not answer costs spans."""
+FLUSH_SECONDS = 3.0
+"""Maximum time of the last export at the end of the process."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -48,6 +53,8 @@ async def exported_spans(
 ) -> AsyncIterator[TracerProvider]:
     """Yield the source of the process's tracers; at the end, send the spans that wait.
 
+    A thread exports spans in batches; its queue is bounded.
+
     Args:
         endpoint: of a collector that accepts OTLP over gRPC; empty: spans are not recorded.
         process: service name of the spans, for example "ssd-target".
@@ -60,9 +67,28 @@ async def exported_spans(
     if not endpoint:
         yield NoOpTracerProvider()
         return
-    backend = importlib.import_module(_BACKEND)
-    async with backend.exporter(endpoint, process, instance) as provider:
+    # Packages of the extra ``otel``.
+    from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: PLC0415
+    from opentelemetry.sdk import resources, trace  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
+    ours = {
+        "service.name": process,
+        "service.version": ssd.__version__,
+        "service.instance.id": instance,
+    }
+    # The variables of the environment come last: they are the user's.
+    resource = resources.Resource.create(ours).merge(resources.OTELResourceDetector().detect())
+    provider = trace.TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = trace_exporter.OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    try:
         yield provider
+    finally:
+        # A daemon: with a collector that does not answer, the last export can take longer.
+        last = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
+        last.start()
+        await asyncio.to_thread(last.join, FLUSH_SECONDS)
 
 
 def parent_of(metadata: Iterable[tuple[str, str | bytes]]) -> Context:

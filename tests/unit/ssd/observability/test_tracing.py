@@ -1,8 +1,9 @@
+from typing import Any, cast
+
 import pytest
 
 import ssd
 from ssd.errors import SettingsError
-from ssd.observability.otlp import exporter
 from ssd.observability.tracing import check_endpoint, exported_spans
 
 
@@ -25,8 +26,8 @@ async def test_attributes_of_the_environment_replace_those_of_the_process(
 ) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=blue,service.instance.id=mine")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "llama")
-    async with exporter("http://127.0.0.1:1", "ssd-target", "pod") as provider:
-        found = provider.resource.attributes
+    async with exported_spans("http://127.0.0.1:1", "ssd-target", "pod") as provider:
+        found = cast(Any, provider).resource.attributes
     assert found["service.name"] == "llama"
     assert (found["team"], found["service.instance.id"]) == ("blue", "mine")
     assert found["service.version"] == ssd.__version__
