@@ -17,7 +17,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, PromptSizeError, TokenizerError
-from ssd.text.linked_file import check_link
 from ssd.text.tokenizer_config import CONFIG, read_config, special_tokens
 from ssd.types import ChatTurn
 
@@ -80,7 +79,7 @@ def load_template(folder: Path) -> ChatTemplate | None:
         TokenizerError: the configuration or the template cannot be read or is outside the folder,
             or a template in the list of the configuration is malformed.
     """
-    check_link(folder, folder / CONFIG)
+    _check_link(folder, folder / CONFIG)
     config = read_config(folder)
     chat_template: object = _read(folder, "chat_template.jinja")
     if chat_template is None:
@@ -101,11 +100,34 @@ def load_template(folder: Path) -> ChatTemplate | None:
 def _read(folder: Path, name: str) -> str | None:
     """Return the template in a file of a folder, None if there is no such file."""
     file = folder / name
-    check_link(folder, file)
+    _check_link(folder, file)
     try:
         return file.read_text(encoding="utf-8") if file.is_file() else None
     except ValueError as error:
         raise TokenizerError(f"{file}: not UTF-8: {error}") from error
+
+
+def _check_link(folder: Path, file: Path) -> None:
+    """Refuse a file of a model folder that is a link to a file outside the folder.
+
+    A template is text that clients can read, so a model of another author could show them a secret
+    of the process. The cache of the hub is accepted, where the files of a snapshot are links to the
+    blobs of the same model. Other files of a model may be links to any place: clients cannot read
+    them.
+
+    Raises:
+        TokenizerError: names the file, and where its link leads.
+    """
+    home, resolved = folder.resolve(), file.resolve()
+    allowed = [home]
+    model = home.parent.parent
+    if home.parent.name == "snapshots" and model.name.startswith("models--"):
+        allowed.append(model / "blobs")
+    if not any(map(resolved.is_relative_to, allowed)):
+        raise TokenizerError(
+            f"{file}: is a link to {resolved}, which is outside the model folder; replace the link "
+            "by the file"
+        )
 
 
 def _named(templates: list[Any], path: Path) -> dict[str, str]:
