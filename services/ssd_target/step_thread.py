@@ -52,10 +52,8 @@ def load_target(
     if draft_runner is not None:
         drafter = SequentialDrafter(
             draft_runner,
-            draft_runner.engine,
             BlockPool(draft_runner.num_blocks),
             sampler,
-            draft_runner.model.vocab_size,
             lambda: BACKUPS[context.drafts.settings.backup],
         )
     blocks = BlockPool(runner.num_blocks)

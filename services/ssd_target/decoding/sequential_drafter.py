@@ -38,8 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd.engine.batch import AppendBatch, BranchBatch, PagedBatch, StoredNoise
-from ssd.engine.config import EngineConfig
-from ssd.engine.execution import TreeRunner
+from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.keyed import to_device
 from ssd.speculation.backup import WINDOW_TOKENS, Backup
@@ -89,26 +88,23 @@ class SequentialDrafter:
 
     def __init__(
         self,
-        runner: TreeRunner,
-        engine: EngineConfig,
+        runner: DraftRunner,
         blocks: BlockPool,
         sampler: Sampler,
-        vocab_size: int,
         backup: Callable[[], Backup],
     ) -> None:
         """Construct a drafter.
 
         Args:
-            runner: runner of the draft model.
-            engine: configuration of the runner, with one branch and the lookahead of the target.
+            runner: of the draft model, with one branch and the lookahead of the target.
             blocks: blocks of the draft's KV cache.
             sampler: sampler of the target, which holds the noise.
-            vocab_size: vocabulary of the draft model, with padding. The target's can differ.
             backup: returns the backup of the present settings.
         """
         self._runner = runner
-        self._vocab_size = vocab_size
-        self._engine = engine
+        self._vocab_size = runner.model.vocab_size
+        """Of the draft, with padding. That of the target can differ."""
+        engine = self._engine = runner.engine
         self._blocks = blocks
         self._sampler = sampler
         self._lookahead = engine.lookahead

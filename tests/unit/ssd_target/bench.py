@@ -178,10 +178,8 @@ class Bench:
             SpeculationControl(self.controller, self.pool, self.log, LOOKAHEAD),
             SequentialDrafter(
                 own_draft,
-                own_draft.engine,
                 self.draft_blocks,
                 sampler,
-                own_draft.model.vocab_size,
                 lambda: BACKUPS[self.pool.settings.backup],
             )
             if own_draft

@@ -362,14 +362,7 @@ def test_a_proposal_waits_for_its_device_once(num_texts: int, sampling: Sampling
     with fake_device() as device:
         runner = on_fake_gpu(DraftRunner, engine, device)
         sampler = KeyedSampler(runner.engine, runner.model.vocab_size)
-        drafter = SequentialDrafter(
-            runner,
-            runner.engine,
-            BlockPool(20),
-            sampler,
-            runner.model.vocab_size,
-            lambda: propose_nothing,
-        )
+        drafter = SequentialDrafter(runner, BlockPool(20), sampler, lambda: propose_nothing)
         texts = [
             make_sequence((1, 2, 0), sampling, sequence_id=slot, slot=slot, max_len=24 - 9 * slot)
             for slot in range(num_texts)
