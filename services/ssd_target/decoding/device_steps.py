@@ -21,8 +21,7 @@ from torch.nn.functional import pad
 from ssd.engine.sampling.keyed import to_device
 from ssd.engine.sampling.logits import best_logprobs, filtered, penalized
 from ssd.types import TokenId
-from ssd_target.decoding.logits_steps import LogitsSteps, row_filters
-from ssd_target.decoding.penalties import as_ids, has_penalties
+from ssd_target.decoding.logits_steps import LogitsSteps, as_ids, has_penalties, row_filters
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]

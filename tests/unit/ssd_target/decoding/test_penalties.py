@@ -8,8 +8,7 @@ from tests.sequences import make_sequence
 from ssd.engine.sampling.logits import penalized
 from ssd.types import SamplingParams
 from ssd_target.decoding.device_steps import DeviceSteps, step_rows
-from ssd_target.decoding.logits_steps import LogitsSteps
-from ssd_target.decoding.penalties import Penalties
+from ssd_target.decoding.logits_steps import LogitsSteps, Penalties
 
 V = 203
 """Not a multiple of any vector width."""
