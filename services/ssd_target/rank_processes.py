@@ -52,13 +52,7 @@ class RankProcesses:
     """
 
     def __init__(self, model: LocalModel, cpus: Collection[int], watchdog: Watchdog) -> None:
-        """Construct the ranks of the target's model.
-
-        Args:
-            model: model of the target.
-            cpus: CPUs that the ranks divide.
-            watchdog: watchdog of rank 0's steps.
-        """
+        """Construct the ranks, which divide ``cpus``; ``watchdog`` is that of rank 0."""
         self._model = model
         self._size = model.engine.tensor_parallel_size
         self._cpus = divide(cpus, self._size)

@@ -33,11 +33,7 @@ def load_target(
 ) -> tuple[TargetRunner, Callable[[], None]]:
     """Return the runner, and a function that runs rounds until the inbox is closed. Step thread.
 
-    Args:
-        settings: of the target.
-        models: of the target.
-        context: of the decode loop.
-        join: waits for the other ranks of the target's model.
+    ``join`` waits for the other ranks of the target's model.
 
     Raises:
         SetupError: the model cannot be loaded.

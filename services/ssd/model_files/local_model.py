@@ -67,12 +67,8 @@ def find_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0
 def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0) -> None:
     """Check all that can be checked without the weights. A model on the hub is not looked up.
 
-    Devices, CPUs and free memory are known only on the machine where the process runs.
-
-    Args:
-        settings: of the process.
-        max_num_seqs: maximum number of sequences or sessions of one forward pass.
-        branches: of a draft; 0 for a target.
+    Devices, CPUs and free memory are known only on the machine where the process runs. The
+    arguments are those of ``find_model``.
 
     Raises:
         SetupError: the process would not start.

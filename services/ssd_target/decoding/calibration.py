@@ -22,10 +22,8 @@ _REPETITIONS = 3
 def calibrate(runner: TargetRunner, columns: tuple[int, ...], clock: Clock) -> Calibration:
     """Measure a verify of 1, 2, 4... sequences with three numbers of columns, one with all.
 
-    Args:
-        runner: no sequence may use its KV blocks yet. All shapes are warm.
-        columns: numbers of columns that a verify may have, ascending.
-        clock: clock for the times.
+    No sequence may use KV blocks of the runner yet, and all its shapes are warm. ``columns`` are
+    the numbers of columns that a verify may have, ascending.
     """
     # Times between these are interpolated.
     few = tuple(sorted({columns[0], columns[len(columns) // 2], columns[-1]}))

@@ -109,10 +109,7 @@ class DeviceSteps:
     def set_logprobs(self, parts: Rows[StepRows], logits_XV: Tensor, chosen_X: Tensor) -> None:
         """Set the log-probabilities of the requests that ask for them, after one copy to the host.
 
-        Args:
-            parts: the rows of each request.
-            logits_XV: as the model computed them.
-            chosen_X: the token of each row.
+        ``logits_XV`` are those that the model computed.
         """
         wanted: dict[int, list[StepRows]] = {}
         for part in parts:

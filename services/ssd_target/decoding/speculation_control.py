@@ -31,9 +31,7 @@ class SpeculationControl:
     def apply(self, running: Iterable[Sequence], num_decoding: int) -> list[Sequence]:
         """Choose for the next round, and close the sessions that speculation no longer needs.
 
-        Args:
-            running: sequences that have a slot.
-            num_decoding: running sequences that take part in the round.
+        Of the running sequences, ``num_decoding`` take part in the round.
 
         Returns:
             The sequences that stop speculating: their proposals are not verified.

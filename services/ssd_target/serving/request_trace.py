@@ -177,11 +177,7 @@ class RequestTraces:
     ) -> Iterator[RequestTrace]:
         """Trace a request during the block, which sets the outcome unless it raises.
 
-        Args:
-            call: the request.
-            request_id: id of the call.
-            metadata: metadata of the call; it may contain the caller's trace context.
-            cancellation_cause: returns why the call was cancelled.
+        ``metadata`` may contain the caller's trace context.
         """
         begun_ns = time.time_ns()
         span = self._tracer.start_span(
