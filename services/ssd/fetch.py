@@ -29,8 +29,8 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ssd.errors import CacheError, SettingsError
-from ssd.model_files.hub import HUB_ERRORS, WANTED, as_setup_error, is_transient
 from ssd.model_files.model_name import HubModel
+from ssd.model_files.model_source import HUB_ERRORS, WANTED, as_setup_error, is_transient
 from ssd.observability.log import get_logger, log_progress
 from ssd.runtime.process import run_process
 from ssd.settings import TERMINATION_LOG

@@ -20,8 +20,7 @@ from huggingface_hub.errors import (
 
 from ssd.errors import CacheError, HubError, ModelNotFoundError, SettingsError, SetupError
 from ssd.model_files import model_source
-from ssd.model_files.hub import HUB_ERRORS, as_setup_error
-from ssd.model_files.model_source import resolve
+from ssd.model_files.model_source import HUB_ERRORS, as_setup_error, resolve
 from ssd.testing.tiny_folder import write_tiny_folder
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.unit.ssd_operator.resources import CORPUS, ROOT
 
-from ssd.model_files.hub import WANTED
+from ssd.model_files.model_source import WANTED
 from ssd_operator.api.engine_rules import VLLM_ARGS_RULES, VLLM_RULES
 from ssd_operator.api.spec import Object
 
