@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import partial
 
+from ssd import __version__
 from ssd.errors import SettingsError
 from ssd.model_files.local_model import LocalModel
 from ssd.observability.log import get_logger
@@ -38,7 +39,6 @@ from ssd_target.decoding.inbox import Inbox, Wakeups
 from ssd_target.models import TargetModels
 from ssd_target.rank_processes import RankProcesses
 from ssd_target.serving.request_handler import RequestHandler
-from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import GenerateServicer, count_failure
 from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import load_target
@@ -159,9 +159,12 @@ class TargetProcess:
         )
         settings = self._settings
         async with exported_spans(settings.otlp_endpoint, "ssd-target", self._me.pod) as spans:
-            traces = RequestTraces(spans, self._clock, settings.served_name)
             generate = GenerateServicer(
-                settings, self._handler, lambda: self._pool.num_active, traces
+                settings,
+                self._handler,
+                lambda: self._pool.num_active,
+                spans.get_tracer("ssd_target", __version__),
+                self._clock,
             )
             await self._listen(generate, admin)
 

@@ -12,24 +12,15 @@ bottleneck. Rounds are reported as for clients that ask for them, and only for r
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
-from opentelemetry.trace import (
-    Span,
-    SpanKind,
-    StatusCode,
-    Tracer,
-    TracerProvider,
-    set_span_in_context,
-)
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
 
-from ssd import __version__
 from ssd.errors import SSDError
 from ssd.observability import log, metrics
-from ssd.observability.tracing import parent_of
 from ssd.ports import Clock
-from ssd.rpc.codec import GenerateCall
 from ssd.rpc.status import outcome_of
 from ssd.types import GenerationChunk, SpeculationStatistics
 from ssd_target.decoding.sequence import Sequence, SequenceRecord
@@ -45,19 +36,26 @@ class RequestTrace:
     """Collects what is known of one request until it ends. Asyncio loop."""
 
     def __init__(
-        self, span: Span, tracer: Tracer, clock: Clock, labels: dict[str, str], begun_ns: int = 0
+        self,
+        tracer: Tracer,
+        clock: Clock,
+        labels: dict[str, str],
+        attributes: Mapping[str, str] | None = None,
+        parent: Context | None = None,
     ) -> None:
-        """Construct it when the span begins, ``begun_ns`` nanoseconds after 1970."""
-        self.is_recording = span.is_recording()
+        """Begin the span, with attributes, in the trace of the caller."""
+        self._begun_ns = time.time_ns()
+        self._span = tracer.start_span(
+            "generate", parent, SpanKind.SERVER, attributes, start_time=self._begun_ns
+        )
+        self._begun_at = clock.now()
+        self.is_recording = self._span.is_recording()
         """Whether a collector receives the spans, so that rounds have to be reported."""
         self.outcome = ""
         """Label of ``ssd_requests_total``; set before the end."""
-        self._span = span
         self._tracer = tracer
         self._clock = clock
         self._labels = labels
-        self._begun_at = clock.now()
-        self._begun_ns = begun_ns
         self.sequences: list[Sequence] = []
         """Sequences of the request, once they are submitted."""
         self._statistics: SpeculationStatistics | None = None
@@ -99,7 +97,24 @@ class RequestTrace:
                 },
             )
 
-    def end(self) -> None:
+    @contextlib.contextmanager
+    def until_end(self, cancellation_cause: Callable[[], SSDError]) -> Iterator[None]:
+        """Trace the request during the block, which sets the outcome unless it raises.
+
+        ``cancellation_cause`` returns why the call was cancelled.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.outcome = outcome_of(error)
+            raise
+        except asyncio.CancelledError:
+            self.outcome = outcome_of(cancellation_cause())
+            raise
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         """Record the phases, end the span and log the end of the request."""
         ended_at = self._clock.now()
         if self.is_recording:
@@ -157,47 +172,6 @@ class RequestTrace:
     def _ns(self, clock_time: float) -> int:
         """Convert a time of the clock to nanoseconds since 1970."""
         return self._begun_ns + round((clock_time - self._begun_at) * 1e9)
-
-
-class RequestTraces:
-    """Makes the trace of each request. Asyncio loop."""
-
-    def __init__(self, provider: TracerProvider, clock: Clock, model: str) -> None:
-        self._tracer = provider.get_tracer("ssd_target", __version__)
-        self._clock = clock
-        self._model = model
-
-    @contextlib.contextmanager
-    def request(
-        self,
-        call: GenerateCall,
-        request_id: str,
-        metadata: Iterable[tuple[str, str | bytes]],
-        cancellation_cause: Callable[[], SSDError],
-    ) -> Iterator[RequestTrace]:
-        """Trace a request during the block, which sets the outcome unless it raises.
-
-        ``metadata`` may contain the caller's trace context.
-        """
-        begun_ns = time.time_ns()
-        span = self._tracer.start_span(
-            "generate",
-            parent_of(metadata),
-            SpanKind.SERVER,
-            {"ssd.request_id": request_id, "gen_ai.request.model": self._model},
-            start_time=begun_ns,
-        )
-        trace = RequestTrace(span, self._tracer, self._clock, call.metadata, begun_ns)
-        try:
-            yield trace
-        except Exception as error:
-            trace.outcome = outcome_of(error)
-            raise
-        except asyncio.CancelledError:
-            trace.outcome = outcome_of(cancellation_cause())
-            raise
-        finally:
-            trace.end()
 
 
 def _milliseconds(begin: float, end: float) -> float | None:

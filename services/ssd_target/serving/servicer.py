@@ -5,11 +5,14 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
+from opentelemetry.trace import Tracer
+
 from ssd import __version__
 from ssd.errors import DeadlineError, OverloadedError, UnknownModelError
 from ssd.observability import log
 from ssd.observability.metrics import OUTCOMES, REQUESTS_TOTAL
-from ssd.ports import SystemClock
+from ssd.observability.tracing import parent_of
+from ssd.ports import Clock
 from ssd.rpc import bounds, codec
 from ssd.rpc.call_guard import Call, current_request_id
 from ssd.rpc.server import RpcServer
@@ -17,7 +20,7 @@ from ssd.rpc.status import outcome_of
 from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 from ssd_target.serving.request_handler import RequestHandler
-from ssd_target.serving.request_trace import RequestTrace, RequestTraces
+from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.retry_hint import RetryHint
 from ssd_target.settings import TargetSettings
 
@@ -44,13 +47,15 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         settings: TargetSettings,
         handler: RequestHandler,
         num_drafts: Callable[[], int],
-        traces: RequestTraces,
+        tracer: Tracer,
+        clock: Clock,
     ) -> None:
         self._settings = settings
-        self._traces = traces
+        self._tracer = tracer
+        self._clock = clock
         self._handler = handler
         self._num_drafts = num_drafts
-        self._retry_hint = RetryHint(SystemClock())
+        self._retry_hint = RetryHint(clock)
 
     def add_to(self, server: RpcServer) -> None:
         """Register the service."""
@@ -69,16 +74,16 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         )
         # Frees the prompt, which is not needed while the request waits and runs.
         del request
-        if call.model not in {"", self._settings.served_name}:
-            raise UnknownModelError(
-                f"model {call.model!r} is not served; this is {self._settings.served_name!r}"
-            )
+        model = self._settings.served_name
+        if call.model not in {"", model}:
+            raise UnknownModelError(f"model {call.model!r} is not served; this is {model!r}")
         request_id = current_request_id()
         log.request_id.set(request_id)
-        metadata = context.invocation_metadata() or ()
-        with self._traces.request(call, request_id, metadata, context.cancellation_cause) as trace:
-            finish_reason = await self._run(call, request_id, trace, context)
-            trace.outcome = str(finish_reason)
+        parent = parent_of(context.invocation_metadata() or ())
+        attributes = {"ssd.request_id": request_id, "gen_ai.request.model": model}
+        trace = RequestTrace(self._tracer, self._clock, call.metadata, attributes, parent)
+        with trace.until_end(context.cancellation_cause):
+            trace.outcome = str(await self._run(call, request_id, trace, context))
         REQUESTS_TOTAL.labels(outcome=trace.outcome).inc()
 
     async def _run(

@@ -13,7 +13,6 @@ from ssd.testing.tokenizer import ByteTokenizer
 from ssd_target.decoding.inbox import Inbox, Wakeups
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving.request_handler import RequestHandler
-from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import GenerateServicer
 from ssd_target.settings import TargetSettings
 
@@ -38,8 +37,8 @@ class TargetWithoutModel:
             settings, ByteTokenizer(), None, self.inbox, self.wakeups, self.clock
         )
         self.server = RpcServer("127.0.0.1", 0)
-        traces = RequestTraces(provider or NoOpTracerProvider(), self.clock, "m")
-        GenerateServicer(settings, self.handler, int, traces).add_to(self.server)
+        tracer = (provider or NoOpTracerProvider()).get_tracer("ssd_target")
+        GenerateServicer(settings, self.handler, int, tracer, self.clock).add_to(self.server)
 
     def open(self, num_token_ids: int = 256) -> None:
         engine = SimpleNamespace(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from opentelemetry.trace import INVALID_SPAN, NoOpTracer
+from opentelemetry.trace import NoOpTracer
 from prometheus_client import REGISTRY
 from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
@@ -100,7 +100,7 @@ async def test_mode_synchronous_needs_a_draft_model(handler: RequestHandler) -> 
 
 
 def untraced() -> RequestTrace:
-    return RequestTrace(INVALID_SPAN, NoOpTracer(), FakeClock(), {})
+    return RequestTrace(NoOpTracer(), FakeClock(), {})
 
 
 async def generate(

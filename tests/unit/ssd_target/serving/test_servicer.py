@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from opentelemetry.trace import INVALID_SPAN, NoOpTracerProvider
+from opentelemetry.trace import NoOpTracer
 from prometheus_client import REGISTRY
 from tests.sequences import make_sequence
 
@@ -23,14 +23,12 @@ from ssd.testing.clock import FakeClock
 from ssd.types import FinishReason, GenerationChunk, SamplingParams
 from ssd.v1 import generate_pb2
 from ssd_target.decoding.sequence import SequenceRecord
-from ssd_target.serving import servicer as servicer_module
 from ssd_target.serving.request_handler import RequestHandler
-from ssd_target.serving.request_trace import RequestTrace, RequestTraces
+from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.servicer import GenerateServicer, count_failure
 from ssd_target.settings import TargetSettings
 
 MAX_SECONDS = 60.0
-UNTRACED = RequestTraces(NoOpTracerProvider(), FakeClock(), "m")
 
 
 class FakeHandler:
@@ -46,6 +44,18 @@ class FakeHandler:
             raise NotReadyError("the target is draining")
 
 
+def make_servicer(
+    handler: FakeHandler, settings: TargetSettings | None = None, clock: FakeClock | None = None
+) -> GenerateServicer:
+    return GenerateServicer(
+        settings or TargetSettings(),
+        cast(RequestHandler, handler),
+        int,
+        NoOpTracer(),
+        clock or FakeClock(),
+    )
+
+
 @pytest.fixture
 def handler() -> FakeHandler:
     return FakeHandler()
@@ -53,7 +63,7 @@ def handler() -> FakeHandler:
 
 @pytest.fixture
 def generate(handler: FakeHandler) -> GenerateServicer:
-    return GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int, UNTRACED)
+    return make_servicer(handler)
 
 
 async def test_a_text_that_is_too_long_is_not_tokenized(generate: GenerateServicer) -> None:
@@ -118,7 +128,7 @@ async def test_a_stalled_stream_is_logged_without_a_stack(
 
     caplog.set_level("INFO")
     settings = TargetSettings(stream_stall_seconds=0.01)
-    servicer = GenerateServicer(settings, cast(RequestHandler, handler), int, UNTRACED)
+    servicer = make_servicer(handler, settings)
     with pytest.raises(DeadlineError, match=r"was not read for 0\.01 s"):
         await servicer._write_all(cast(Any, chunks()), admitted(1), cast(Any, StalledContext()))
     (line,) = caplog.records
@@ -127,8 +137,7 @@ async def test_a_stalled_stream_is_logged_without_a_stack(
 
 def admitted(count: int) -> RequestTrace:
     """The trace of a request with sequences that have left the queue."""
-    clock = FakeClock()
-    trace = RequestTrace(INVALID_SPAN, NoOpTracerProvider().get_tracer(""), clock, {})
+    trace = RequestTrace(NoOpTracer(), FakeClock(), {})
     record = SequenceRecord(admitted_at=1.0)
     trace.sequences = [make_sequence(record=record) for _ in range(count)]
     return trace
@@ -167,12 +176,11 @@ class Reader:
 class Hints:
     """A servicer whose requests a test plays, and the hint of a request that it refuses."""
 
-    def __init__(self, handler: FakeHandler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, handler: FakeHandler) -> None:
         self.clock = FakeClock()
-        monkeypatch.setattr(servicer_module, "SystemClock", lambda: self.clock)
         self.handler = cast(Any, handler)
         self.handler.num_waiting = 40
-        self.servicer = GenerateServicer(TargetSettings(), self.handler, int, UNTRACED)
+        self.servicer = make_servicer(handler, clock=self.clock)
 
     async def run(self, num_admitted: int, *chunks: GenerationChunk | BaseException) -> None:
         async def generate(*_arguments: object) -> AsyncIterator[GenerationChunk]:
@@ -195,8 +203,8 @@ class Hints:
 
 
 @pytest.fixture
-def hints(handler: FakeHandler, monkeypatch: pytest.MonkeyPatch) -> Hints:
-    return Hints(handler, monkeypatch)
+def hints(handler: FakeHandler) -> Hints:
+    return Hints(handler)
 
 
 def ending(choice: int) -> GenerationChunk:
