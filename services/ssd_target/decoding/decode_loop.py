@@ -146,7 +146,8 @@ class DecodeLoop:
 
     def run_round(self) -> None:
         """Run one step: store parts of texts, then a round for all sequences that decode."""
-        self._begin_step()
+        self._watchdog.heartbeat()
+        self.record = RoundRecord(begun_at=self.clock.now())
         plan = self._scheduler.plan(self._inbox.drain(), self._num_rows)
         self._apply(plan)
         if plan.prefills or plan.replays:
@@ -164,10 +165,6 @@ class DecodeLoop:
         else:
             self._drafts.skip_interval()
             self._wakeups.flush()
-
-    def _begin_step(self) -> None:
-        self._watchdog.heartbeat()
-        self.record = RoundRecord(begun_at=self.clock.now())
 
     def _apply(self, plan: StepPlan) -> None:
         """End the requests that will not run, prepare the admitted ones, open sessions."""

@@ -269,7 +269,8 @@ class KeyedSampler(Sampler):
         self, sequences: Rows[Sequence], proposals: Rows[Proposal], logits_BPV: torch.Tensor
     ) -> list[list[TokenId]]:
         """Select the tokens at all rows, also of padding; see ``Sampler``."""
-        slots_B, next_B = _addresses(sequences)
+        slots_B = np.array([sequence.slot for sequence in sequences])
+        next_B = np.array([len(sequence.tokens) for sequence in sequences])
         column_P = np.arange(logits_BPV.shape[1])
         slots_R = slots_B.repeat(len(column_P))
         positions_R = (next_B[:, None] + column_P).ravel()
@@ -334,9 +335,3 @@ class KeyedSampler(Sampler):
     ) -> torch.Tensor:
         keys = NoiseKeys.unpacked(to_device(keys_4R, self._device))
         return self._choose_of_keys(logits_RV, keys, is_warm=is_warm)
-
-
-def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
-    """Return slots and next positions."""
-    slots_B = np.array([sequence.slot for sequence in sequences])
-    return slots_B, np.array([len(sequence.tokens) for sequence in sequences])
