@@ -88,8 +88,8 @@ class World:
                 while True:
                     await asyncio.sleep(0.001)
                     for report in dialer.reports():
-                        if report.state in (LinkState.LOST, LinkState.REFUSED):
-                            return report.state
+                        if report.status.state in (LinkState.LOST, LinkState.REFUSED):
+                            return LinkState(report.status.state)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

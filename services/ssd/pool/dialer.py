@@ -1,10 +1,11 @@
-"""Opens one link to each draft, and opens it again when it ends.
+"""Opens one link to each draft, serves it, and opens it again when it ends.
 
 A lost link is dialled again within a second. A link that was refused, or whose draft broke the
 protocol, is dialled again after 10 s. The pause grows for a link whose round trip is too long. DNS
 names are resolved every 2 s. New addresses are dialled. Addresses that disappear are not dialled
 again, but a link that is up stays: a draft loses its address whenever its readiness probe fails
-once, and it sends ``Draining`` when it leaves for good.
+once, and it sends ``Draining`` when it leaves for good. Heartbeats show that both ends of a link
+work.
 """
 
 import asyncio
@@ -12,20 +13,29 @@ import contextlib
 import itertools
 import random
 from dataclasses import replace
+from typing import NamedTuple
 
 from ssd.addresses import Addresses, Resolver, resolve
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.observability.log import get_logger
-from ssd.observability.metrics import LINK_REFUSALS_TOTAL, LINK_RTT_SECONDS
-from ssd.pool.connection import serve
+from ssd.observability.metrics import (
+    BAD_FRAMES_TOTAL,
+    LINK_BANDWIDTH,
+    LINK_REFUSALS_TOTAL,
+    LINK_RTT_SECONDS,
+    LINK_STATE,
+    LINK_TRANSPORT_INFO,
+    remove_series,
+)
 from ssd.pool.handshake import LinkTerms, shake_hands
-from ssd.pool.link import LinkState
+from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.link_quality import TOO_SLOW, LinkTooSlowError
 from ssd.pool.pool import DraftPool
-from ssd.pool.reports import LinkReport, LinkReports
 from ssd.rpc.client import DraftClient
-from ssd.rpc.link import LinkCall
-from ssd.types import Hello, LinkSettings
+from ssd.rpc.link import HEARTBEAT_SECONDS, LEASE_SECONDS, LinkCall
+from ssd.rpc.pool_codec import LinkStatus
+from ssd.tasks import first_result
+from ssd.types import Draining, Heartbeat, Hello, LinkSettings, SessionRefused
 
 _log = get_logger(__name__)
 RESOLVE_SECONDS = 2.0
@@ -36,6 +46,14 @@ FIRST_REMEASURE_SECONDS = 1.0
 """Short, because the measurement may have coincided with other work."""
 MAX_REMEASURE_SECONDS = 60.0
 _NO_TERMS = LinkTerms()
+
+
+class LinkReport(NamedTuple):
+    """The state of one address, and its link while that is up."""
+
+    status: LinkStatus
+    """Without what changes while a link is up."""
+    link: DraftLink | None = None
 
 
 class LinkDialer:
@@ -63,13 +81,14 @@ class LinkDialer:
         self._terms = terms
         self._epochs = itertools.count(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._reports = LinkReports()
+        self._reports: dict[str, LinkReport] = {}
+        """The newest report of each address."""
         self._calls: set[LinkCall] = set()
         """Links that are up."""
 
     def reports(self) -> list[LinkReport]:
         """Return one report for each address."""
-        return self._reports.all()
+        return list(self._reports.values())
 
     def configure(self, settings: LinkSettings) -> None:
         """Send other settings on the links that are up, and on later ones."""
@@ -95,10 +114,10 @@ class LinkDialer:
         """Dial new addresses; stop dialling the others, unless their links are up."""
         self._wanted = addresses
         for address in self._tasks.keys() - addresses:
-            if self._reports.link(address) is None:
+            if self._reports[address].link is None:
                 self._tasks[address].cancel()
         for address in addresses - self._tasks.keys():
-            self._reports.set(LinkReport(address, LinkState.CONNECTING))
+            self._report(LinkStatus(address=address, state=LinkState.CONNECTING))
             self._tasks[address] = group.create_task(self._keep_until_unwanted(address))
 
     async def _keep_until_unwanted(self, address: str) -> None:
@@ -106,8 +125,10 @@ class LinkDialer:
             await self._keep(address)
         finally:
             del self._tasks[address]
+            del self._reports[address]
             # The link has set its gauges for the last time.
-            self._reports.remove(address)
+            for gauge in (LINK_STATE, LINK_RTT_SECONDS):
+                remove_series(gauge, address)
 
     async def _keep(self, address: str) -> None:
         """Dial an address, serve its link and dial again, as long as the address is wanted."""
@@ -122,7 +143,7 @@ class LinkDialer:
                 pause = redial_pause(error, pause, loop.time() - dialled_at)
             except Exception as error:  # noqa: BLE001 a bug here must not end the other links
                 _log.exception("link_crashed", draft=address, error=repr(error))
-                self._reports.set(LinkReport(address, LinkState.LOST, f"crashed: {error!r}"))
+                self._report(_lost(address, f"crashed: {error!r}"))
                 pause = REFUSED_REDIAL_SECONDS
             # Targets that lost the same draft must not dial it in the same instant.
             await asyncio.sleep(pause * random.uniform(0.75, 1.0))  # noqa: S311
@@ -154,29 +175,104 @@ class LinkDialer:
                     call.doorbell = stack.enter_context(self._terms.doorbell(call.ring))
                     # The doorbell refers to the link.
                     stack.callback(setattr, call, "doorbell", None)
-                return await serve(link, call, self._pool, self._reports)
+                return await self._use(link, call)
         finally:
             self._calls.discard(call)
 
+    async def _use(self, link: DraftLink, call: LinkCall) -> LinkError:
+        """Serve a link from its handshake to its end; return the cause."""
+        self._pool.attach(link)
+        self._report(LinkStatus(address=link.name, state=LinkState.ACTIVE), link)
+        channel = link.channel
+        LINK_TRANSPORT_INFO.labels(draft=link.name, transport=channel.transport).set(1)
+        if channel.bytes_per_second:
+            LINK_BANDWIDTH.labels(draft=link.name).set(channel.bytes_per_second)
+        error = LinkError("cancelled")
+        try:
+            error = await first_result(
+                self._receive(link, call), _send_heartbeats(link, call, self._pool)
+            )
+        finally:
+            remove_series(LINK_TRANSPORT_INFO, link.name, channel.transport)
+            if channel.bytes_per_second:
+                remove_series(LINK_BANDWIDTH, link.name)
+            self._pool.detach(link, str(error))
+        return error
+
+    async def _receive(self, link: DraftLink, call: LinkCall) -> LinkError:
+        """Receive the draft's messages until the link ends; return the cause."""
+        now = asyncio.get_running_loop().time
+        try:
+            while (message := await call.receive()) is not None:
+                match message:
+                    case bytes():
+                        self._pool.receive(link, message)
+                    case Heartbeat():
+                        link.work_seconds = message.batch_seconds or link.work_seconds
+                        if link.round_trip.receive(message, now()):
+                            LINK_RTT_SECONDS.labels(draft=link.name).set(link.round_trip.seconds)
+                    case SessionRefused():
+                        self._pool.refuse(link, message)
+                    case Draining():
+                        self._pool.drain(link)
+                        self._report(LinkStatus(address=link.name, state=LinkState.DRAINING), link)
+                    case _:
+                        pass
+        except FrameError as error:
+            BAD_FRAMES_TOTAL.inc()
+            _log.warning("bad_frame", draft=link.name, reason=str(error))
+            return error
+        except LinkError as error:
+            return error
+        return LinkError("the draft closed the link")
+
     def _report_end(self, address: str, error: LinkError) -> None:
+        status = _lost(address, str(error))
         match error:
             case HandshakeError():
                 LINK_REFUSALS_TOTAL.labels(reason="handshake").inc()
-                report = LinkReport(address, LinkState.REFUSED, str(error))
+                status = replace(status, state=LinkState.REFUSED)
             case LinkTooSlowError():
                 LINK_REFUSALS_TOTAL.labels(reason=TOO_SLOW).inc()
                 LINK_RTT_SECONDS.labels(draft=address).set(error.round_trip_seconds)
-                report = LinkReport(
-                    address,
-                    LinkState.REFUSED,
-                    str(error),
+                status = replace(
+                    status,
+                    state=LinkState.REFUSED,
                     transport=error.transport,
                     round_trip_seconds=error.round_trip_seconds,
-                    peer=error.peer,
+                    draft_pod=error.peer.pod,
+                    draft_node=error.peer.node,
                 )
-            case _:
-                report = LinkReport(address, LinkState.LOST, str(error))
-        self._reports.set(report)
+        self._report(status)
+
+    def _report(self, status: LinkStatus, link: DraftLink | None = None) -> None:
+        """Replace the report of an address; log a change."""
+        before = self._reports.get(status.address)
+        self._reports[status.address] = LinkReport(status, link)
+        LINK_STATE.labels(draft=status.address).set(status.state == LinkState.ACTIVE)
+        reported = status.state, status.reason
+        is_known = before is not None and (before.status.state, before.status.reason) == reported
+        if status.state != LinkState.CONNECTING and not is_known:
+            _log.info("link", draft=status.address, state=str(status.state), reason=status.reason)
+
+
+async def _send_heartbeats(link: DraftLink, call: LinkCall, pool: DraftPool) -> LinkError:
+    """Send heartbeats until the link is lost or its lease ends; return the cause."""
+    now = asyncio.get_running_loop().time
+    while link.lost_because is None:
+        if call.silent_seconds > LEASE_SECONDS:
+            return LinkError(f"no message for {LEASE_SECONDS} s")
+        try:
+            call.send(link.round_trip.next_heartbeat(now()))
+        except LinkError as error:
+            return error
+        LINK_STATE.labels(draft=link.name).set(pool.state(link) is LinkState.ACTIVE)
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+    return LinkError(link.lost_because)
+
+
+def _lost(address: str, reason: str) -> LinkStatus:
+    return LinkStatus(address=address, state=LinkState.LOST, reason=reason)
 
 
 def redial_pause(error: LinkError, pause: float, link_seconds: float) -> float:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
+from ssd.pool.dialer import LinkReport
 from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.pool import DraftPool
-from ssd.pool.reports import LinkReport
 from ssd.pool.round_log import RoundLog
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
@@ -40,14 +41,14 @@ def pool_status(
 
 
 def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkStatus:
-    """Return the status of one address, from its link or, if none is up, from its report."""
-    link = report.link
+    """Return the status of one address, with that of its link while it is up."""
+    status, link = report
     if link is None:
-        return _without_link(report)
+        return status
     state = link.state(now)
     channel, welcome = link.channel, link.welcome
-    return LinkStatus(
-        address=report.address,
+    return replace(
+        status,
         state=state,
         epoch=welcome.epoch,
         sessions=len(link.sessions),
@@ -56,7 +57,7 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         misses=link.counts.misses,
         late=link.counts.late,
         round_trip_seconds=link.round_trip.seconds,
-        reason=link.lost_because or _REASONS.get(state, report.reason),
+        reason=link.lost_because or _REASONS.get(state, status.reason),
         draft_pod=welcome.peer.pod,
         draft_node=welcome.peer.node,
         channel=channel.name,
@@ -78,18 +79,6 @@ def _sustainable_sessions(link: DraftLink, verify_seconds: float) -> int:
     if link.work_seconds and times[0]:
         times.append(link.work_seconds)
     return max(sustainable_sessions(each, verify_seconds, link.max_sessions) for each in times)
-
-
-def _without_link(report: LinkReport) -> LinkStatus:
-    return LinkStatus(
-        address=report.address,
-        state=report.state,
-        reason=report.reason,
-        draft_pod=report.peer.pod,
-        draft_node=report.peer.node,
-        transport=report.transport,
-        round_trip_seconds=report.round_trip_seconds,
-    )
 
 
 def desired_draft_replicas(links: Rows[LinkStatus], eligible: float) -> float:

@@ -21,23 +21,24 @@ from ssd.observability.metrics import (
     LINK_STATE,
     LINK_TRANSPORT_INFO,
 )
-from ssd.pool import connection, dialer, handshake
-from ssd.pool.dialer import LinkDialer, redial_pause
+from ssd.pool import dialer, handshake
+from ssd.pool.dialer import LinkDialer, LinkReport, redial_pause
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.link import DraftLink, LinkState
 from ssd.pool.link_thread import doorbell
 from ssd.pool.pool import DraftPool
-from ssd.pool.reports import LinkReport
 from ssd.pool.settings import DraftsSettings
 from ssd.ports import SystemClock
 from ssd.rpc.access import OPEN, Access, Role, Security
 from ssd.rpc.credentials import AcceptedTokens, ClientCredentials
 from ssd.rpc.link import LinkCall, LinkServerCall
-from ssd.types import Heartbeat, Hello, LinkSettings
+from ssd.rpc.pool_codec import LinkStatus
+from ssd.types import Heartbeat, Hello, LinkSettings, Peer
 from ssd.v1 import speculation_pb2_grpc
 
 MAX_SECONDS = 60.0
 NO_TERMS = LinkTerms()
+DRAFT = Peer(pod="demo-draft-0-x", node="n1")
 
 
 class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
@@ -55,7 +56,7 @@ class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
         async with LinkServerCall(context) as call:
             hello = await call.receive()
             assert isinstance(hello, Hello)
-            call.send(replace(WELCOME, epoch=hello.epoch))
+            call.send(replace(WELCOME, epoch=hello.epoch, peer=DRAFT))
             while (message := await call.receive()) is not None:
                 if isinstance(message, Heartbeat):
                     self.nonces.put_nowait(message.nonce)
@@ -138,7 +139,7 @@ async def dialling(
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialer, "RESOLVE_SECONDS", 0.01)
-    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(dialer, "HEARTBEAT_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("fast")
@@ -163,7 +164,7 @@ async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_th
             await first.aclose()
             assert await pool.next() == ("down", one)
             await names.wait_for_queries(3)
-            assert [report.address for report in drafts.reports()] == [two]
+            assert [report.status.address for report in drafts.reports()] == [two]
         assert not {(one,), (two,)} & LINK_STATE._metrics.keys(), "no gauge is left"
 
 
@@ -211,7 +212,7 @@ async def test_an_address_without_a_link_is_forgotten_when_it_disappears() -> No
     names = FixedAnswers({"drafts.svc": {"127.0.0.1:1"}})
     async with dialling("drafts.svc:50052", names=names) as (_, drafts):
         await names.wait_for_queries()
-        assert [report.address for report in drafts.reports()] == ["127.0.0.1:1"]
+        assert [report.status.address for report in drafts.reports()] == ["127.0.0.1:1"]
         names.answers["drafts.svc"] = set()
         await names.wait_for_queries(3)
         assert drafts.reports() == []
@@ -249,7 +250,7 @@ async def test_the_round_trip_of_a_link_is_measured_with_heartbeats() -> None:
                 while await draft.nonces.get() < 2:
                     pass
             report = drafts.reports()[0]
-            assert report.state is LinkState.ACTIVE
+            assert report.status.state is LinkState.ACTIVE
             assert report.link is not None
             assert 0 < report.link.round_trip.seconds < MAX_SECONDS
             assert LINK_RTT_SECONDS.labels(draft=address)._value.get() > 0
@@ -267,14 +268,14 @@ async def test_a_link_has_the_work_that_its_draft_reported_last() -> None:
             assert pool.links()[0].work_seconds == {2: 0.5}, "the echo after it has none"
 
 
-async def refusals(drafts: LinkDialer) -> AsyncIterator[LinkReport]:
-    """Yield each report of a refused link once."""
-    seen: list[LinkReport] = []
+async def refusals(drafts: LinkDialer) -> AsyncIterator[LinkStatus]:
+    """Yield each status of a refused link once."""
+    seen: list[LinkStatus] = []
     while True:
-        for report in drafts.reports():
-            if report.state is LinkState.REFUSED and report not in seen:
-                seen.append(report)
-                yield report
+        for status, _ in drafts.reports():
+            if status.state is LinkState.REFUSED and status not in seen:
+                seen.append(status)
+                yield status
         await asyncio.sleep(0)
 
 
@@ -301,7 +302,7 @@ async def test_a_link_that_is_too_slow_is_reported_with_its_numbers_and_measured
                 refused = await anext(reports)
                 assert refused.reason.startswith(f"link_too_slow: its round trip is {micros} us")
                 assert (refused.transport, refused.round_trip_seconds) == ("tcp", micros / 1e6)
-                assert refused.peer == WELCOME.peer
+                assert (refused.draft_pod, refused.draft_node) == ("demo-draft-0-x", "n1")
             assert pool.events.empty(), "a refused link never reaches the pool"
             assert await pool.next() == ("up", address)
             assert counter._value.get() == before + 2
@@ -400,11 +401,11 @@ async def test_a_link_needs_the_credentials_that_its_draft_accepts(tmp_path: Pat
             terms = LinkTerms(credentials=ClientCredentials(target_files, token_file))
             address = f"127.0.0.1:{port}"
             async with dialling(address, terms=terms) as (_, drafts), asyncio.timeout(MAX_SECONDS):
-                report = LinkReport(address, LinkState.CONNECTING)
-                while report.state is LinkState.CONNECTING:
+                status = LinkStatus(address=address, state=LinkState.CONNECTING)
+                while status.state is LinkState.CONNECTING:
                     await asyncio.sleep(0)
-                    (report,) = drafts.reports() or [report]
-                reports[token_file] = report
+                    ((status, _),) = drafts.reports() or [LinkReport(status)]
+                reports[token_file] = status
         assert reports[token].state is LinkState.ACTIVE
         assert reports[wrong].state is LinkState.REFUSED
         assert "credentials: the token is not one of the role link" in reports[wrong].reason

@@ -4,10 +4,10 @@ import pytest
 from prometheus_client import REGISTRY
 from tests.unit.ssd.pool import links
 
+from ssd.pool.dialer import LinkReport
 from ssd.pool.link import DraftLink, LinkState, Session
 from ssd.pool.metrics import publish_mode, publish_report
 from ssd.pool.pool import DraftPool
-from ssd.pool.reports import LinkReport
 from ssd.pool.round_log import RoundLog, SequenceCounts
 from ssd.pool.settings import DraftsSettings
 from ssd.pool.status import desired_draft_replicas, pool_status
@@ -35,7 +35,7 @@ def log_of_a_round() -> RoundLog:
 
 
 def up(each: DraftLink) -> LinkReport:
-    return LinkReport(each.name, LinkState.ACTIVE, link=each)
+    return LinkReport(LinkStatus(address=each.name, state=LinkState.ACTIVE), each)
 
 
 def test_the_status_of_a_link_has_its_epoch_sessions_counts_and_round_trip() -> None:
@@ -155,23 +155,12 @@ def test_a_link_is_quarantined_while_its_circuit_breaker_is_open() -> None:
 def test_a_draining_and_a_refused_link_have_a_reason() -> None:
     mine = link()
     mine.is_draining = True
-    reports = [up(mine), LinkReport("10.0.0.2:1", LinkState.REFUSED, "vocab_size differs")]
-    status = pool_status(reports, pool(), RoundLog(), 0.0)
+    refusal = LinkStatus(address="10.0.0.2:1", state=LinkState.REFUSED, reason="vocab_size differs")
+    status = pool_status([up(mine), LinkReport(refusal)], pool(), RoundLog(), 0.0)
     draining, refused = status.links
     assert (draining.state, draining.reason) == ("draining", "the draft is leaving")
     assert (refused.state, refused.reason) == ("refused", "vocab_size differs")
     assert status.hit_rate == 0.0
-
-
-def test_a_link_that_is_too_slow_has_its_measurement_and_its_draft() -> None:
-    peer = Peer(pod="demo-draft-0-x", node="n1")
-    report = LinkReport(
-        "10.0.0.1:1", LinkState.REFUSED, "link_too_slow: …", None, "tcp", 0.0004, peer
-    )
-    shown = pool_status([report], pool(), RoundLog(), 0.0).links[0]
-    assert (shown.state, shown.reason) == ("refused", "link_too_slow: …")
-    assert (shown.transport, shown.round_trip_seconds) == ("tcp", 0.0004)
-    assert (shown.draft_pod, shown.draft_node) == ("demo-draft-0-x", "n1")
 
 
 def shown(state: LinkState, sessions: int = 4) -> LinkStatus:
