@@ -27,9 +27,8 @@ from ssd.observability.metrics import (
     LINK_TRANSPORT_INFO,
     remove_series,
 )
-from ssd.pool.handshake import LinkTerms, shake_hands
+from ssd.pool.handshake import TOO_SLOW, LinkTerms, LinkTooSlowError, shake_hands
 from ssd.pool.link import DraftLink, LinkState
-from ssd.pool.link_quality import TOO_SLOW, LinkTooSlowError
 from ssd.pool.pool import DraftPool
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import HEARTBEAT_SECONDS, LEASE_SECONDS, LinkCall

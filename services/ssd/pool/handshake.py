@@ -1,19 +1,28 @@
-"""The handshake of a link: Hello, Welcome, its channel, and the measured round trip."""
+"""The handshake of a link: Hello, Welcome, its channel, and the measured round trip.
+
+A link is measured once, before it has a session. A link that becomes slow later has late tables,
+for which there is the circuit breaker.
+"""
 
 import asyncio
+import statistics
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ssd.errors import FrameError, HandshakeError, LinkError
-from ssd.pool.link import DraftLink
-from ssd.pool.link_quality import LinkTooSlowError, measure
+from ssd.pool.link import DraftLink, RoundTrip
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.rpc.link import HANDSHAKE_SECONDS, ChannelStatus, LinkCall
-from ssd.types import Hello, Welcome
+from ssd.types import Draining, Heartbeat, Hello, Peer, Welcome
 
 MAX_SESSIONS = 256
 """Maximum of a draft's ``max_sessions``. It bounds the frames that this target accepts."""
+NUM_PINGS = 9
+"""Heartbeats of a measurement. The result is their median: the first ones are slow because caches
+are cold, and one in a hundred because the event loop is busy."""
+TOO_SLOW = "link_too_slow"
+"""Prefix of the reason of a link that was refused because of its measurement."""
 
 Ring = Callable[[], None]
 """Wakes the task that writes the messages of a link."""
@@ -33,6 +42,28 @@ class LinkTerms:
     """What the target presents, and which drafts it accepts."""
     doorbell: Callable[[Ring], AbstractContextManager[Ring]] | None = None
     """Makes a ``LinkCall.doorbell`` from its ``ring``."""
+
+
+class LinkTooSlowError(LinkError):
+    """The round trip of a link is over the maximum; the target continues without it.
+
+    Attributes:
+        transport: how the bytes of the channel travel, for example ``tcp``.
+        round_trip_seconds: the measurement.
+        peer: the draft.
+    """
+
+    def __init__(
+        self, transport: str, round_trip_seconds: float, *, max_seconds: float, peer: Peer
+    ) -> None:
+        super().__init__(
+            f"{TOO_SLOW}: its round trip is {round_trip_seconds * 1e6:.0f} us over {transport}, "
+            f"at most {max_seconds * 1e6:.0f} us are allowed: "
+            "place the draft nearer, or raise the limit"
+        )
+        self.transport = transport
+        self.round_trip_seconds = round_trip_seconds
+        self.peer = peer
 
 
 async def shake_hands(
@@ -102,3 +133,41 @@ async def _receive_welcome(call: LinkCall) -> Welcome:
     if not isinstance(message, Welcome):
         raise LinkError("the draft closed the link or sent another message before its Welcome")
     return message
+
+
+async def measure(call: LinkCall, now: Callable[[], float]) -> float:
+    """Return the median seconds from a heartbeat to its echo.
+
+    Args:
+        call: a link after Welcome, without sessions. Only heartbeats are sent and read.
+        now: returns the seconds of any clock.
+
+    Raises:
+        LinkError: the draft closed the link, sent ``Draining`` or no echo.
+    """
+    round_trip = RoundTrip()
+    seconds: list[float] = []
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            while len(seconds) < NUM_PINGS:
+                call.send(round_trip.next_heartbeat(now()))
+                await _receive_echo(call, round_trip, now)
+                seconds.append(round_trip.seconds)
+    except TimeoutError as error:
+        raise LinkError(
+            f"{len(seconds)} of {NUM_PINGS} heartbeats were echoed within {HANDSHAKE_SECONDS} s"
+        ) from error
+    return statistics.median(seconds)
+
+
+async def _receive_echo(call: LinkCall, round_trip: RoundTrip, now: Callable[[], float]) -> None:
+    while True:
+        message = await call.receive()
+        if message is None:
+            raise LinkError("the draft closed the link")
+        if isinstance(message, bytes):
+            raise FrameError("a frame before the end of the handshake")
+        if isinstance(message, Draining):
+            raise LinkError("the draft is leaving")
+        if isinstance(message, Heartbeat) and round_trip.receive(message, now()):
+            return

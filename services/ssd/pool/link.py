@@ -12,7 +12,6 @@ from typing import NamedTuple
 from ssd.errors import FrameError, LinkError
 from ssd.observability.metrics import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.pool.circuit_breaker import CircuitBreaker
-from ssd.pool.link_quality import RoundTrip
 from ssd.pool.rounds import Lookup, LookupCounts, RoundResult
 from ssd.pool.sustainable_sessions import BatchTimes
 from ssd.pool.table_deadline import ColumnTimes, Prospect, opening_seconds
@@ -20,7 +19,15 @@ from ssd.rpc.link import ChannelStatus
 from ssd.speculation.backup import WINDOW_TOKENS
 from ssd.speculation.sources import NO_CANDIDATES
 from ssd.speculation.table import OutcomeTable
-from ssd.types import CloseSession, OpenSession, Outcome, TargetMessage, TokenId, Welcome
+from ssd.types import (
+    CloseSession,
+    Heartbeat,
+    OpenSession,
+    Outcome,
+    TargetMessage,
+    TokenId,
+    Welcome,
+)
 
 RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""
@@ -283,6 +290,35 @@ class _FrameTimes:
             times.first[is_branch].add_frame(depth, seconds)
         if self._between_seconds:
             times.add_column(self._between_seconds)
+
+
+class RoundTrip:
+    """Measures the time from a heartbeat to its echo.
+
+    Asyncio loop. One heartbeat at a time has a nonce, so a slow echo is measured in full.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """The newest measurement; 0 before the first."""
+        self._nonce = 0
+        self._sent_at: float | None = None
+
+    def next_heartbeat(self, now: float) -> Heartbeat:
+        """Return the next heartbeat to send."""
+        if self._sent_at is not None:
+            return Heartbeat()
+        self._nonce += 1
+        self._sent_at = now
+        return Heartbeat(nonce=self._nonce)
+
+    def receive(self, heartbeat: Heartbeat, now: float) -> bool:
+        """Receive a heartbeat of the draft; true if it was the echo and a measurement."""
+        if self._sent_at is None or heartbeat.echo != self._nonce:
+            return False
+        self.seconds = now - self._sent_at
+        self._sent_at = None
+        return True
 
 
 class DraftLink:

@@ -6,12 +6,8 @@ from typing import cast
 import pytest
 
 from ssd.errors import LinkError
-from ssd.pool.link_quality import (
-    NUM_PINGS,
-    LinkTooSlowError,
-    RoundTrip,
-    measure,
-)
+from ssd.pool.handshake import NUM_PINGS, LinkTooSlowError, measure
+from ssd.pool.link import RoundTrip
 from ssd.rpc.link import LinkCall
 from ssd.types import DraftMessage, Draining, Heartbeat, Peer, TargetMessage
 
