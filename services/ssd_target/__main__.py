@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.observability.tracing import check_endpoint
-from ssd.pool.credentials import link_credentials
 from ssd.ports import SystemClock
 from ssd.rpc.security import security_of
 from ssd.runtime.cpu_plan import pin
@@ -51,7 +50,7 @@ def check(settings: TargetSettings) -> None:
     """
     check_endpoint(settings.otlp_endpoint)
     security_of(settings, "target")
-    link_credentials(settings)
+    settings.link_credentials()
     check_models(settings)
 
 

@@ -16,7 +16,6 @@ from ssd.model_files.local_model import LocalModel
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
 from ssd.observability.tracing import exported_spans
-from ssd.pool.credentials import link_credentials
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms, SetUpChannel
 from ssd.pool.metrics import publish_mode
@@ -95,7 +94,7 @@ class TargetProcess:
             terms=LinkTerms(
                 set_up_channel=set_up_channel,
                 max_round_trip_seconds=settings.max_round_trip_us / 1e6,
-                credentials=link_credentials(settings),
+                credentials=settings.link_credentials(),
             ),
         )
         wakeups = Wakeups(asyncio.get_running_loop())

@@ -18,7 +18,6 @@ from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.errors import SetupError, WeightsError
 from ssd.observability.log import RepeatLimit, TextFormatter, get_logger
 from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
-from ssd.pool.credentials import link_credentials
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.handshake import LinkTerms
 from ssd.pool.link_thread import LinkThread, doorbell
@@ -98,7 +97,7 @@ class Proposer:
                 self.settings.drafts,
                 hello,
                 LinkSettings(fan_out_policy=self.settings.fan_out),
-                terms=LinkTerms(credentials=link_credentials(self.settings), doorbell=doorbell),
+                terms=LinkTerms(credentials=self.settings.link_credentials(), doorbell=doorbell),
             ),
         )
         self.links = LinkThread(self.server.run, _CPUS)

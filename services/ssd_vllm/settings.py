@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import SettingsError
-from ssd.pool.credentials import link_credentials
 from ssd.pool.settings import DraftsSettings
 from ssd.rpc.access import Access, Security
 from ssd.rpc.credentials import AcceptedTokens, TlsFiles
@@ -101,7 +100,7 @@ class PluginSettings(DraftsSettings):
         Raises:
             SettingsError: one is missing or invalid.
         """
-        link_credentials(self)
+        self.link_credentials()
         self.security()
         self.tokens()
 

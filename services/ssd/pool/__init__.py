@@ -5,7 +5,6 @@ interface. It does not depend on the target's model and imports no engine, so an
 """
 
 __all__ = [
-    "credentials",
     "dialer",
     "handshake",
     "link_thread",

@@ -5,6 +5,7 @@ from typing import Self
 
 from ssd.addresses import check_address
 from ssd.rpc.codec import BackupName, SpeculationChange
+from ssd.rpc.credentials import ClientCredentials, TlsFiles
 
 
 # It has no slots: a class cannot have two bases with slots.
@@ -55,6 +56,22 @@ class DraftsSettings:
     def deadline_seconds(self) -> float:
         """The table deadline in seconds."""
         return self.draft_deadline_ms / 1000
+
+    def link_credentials(self) -> ClientCredentials:
+        """Return what links present to drafts.
+
+        Raises:
+            SettingsError: a file is missing or invalid, or a token would be sent in plain text.
+        """
+        tls = None
+        if self.link_ca:
+            tls = TlsFiles(certificate=self.tls_certificate, key=self.tls_key, ca=self.link_ca)
+        credentials = ClientCredentials(
+            tls, self.link_token_file, self.link_server_name, allow_insecure=self.allow_insecure
+        )
+        for address in self.drafts:
+            credentials.check(address)
+        return credentials
 
     def changed(self, change: SpeculationChange) -> Self:
         """Return the settings after a change; None keeps a value. Mode and fan-out are not here."""

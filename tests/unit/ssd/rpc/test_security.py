@@ -8,7 +8,6 @@ import pytest
 from tests.pki import Authority, put
 
 from ssd.errors import SettingsError
-from ssd.pool.credentials import link_credentials
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd_draft.settings import DraftSettings
@@ -113,6 +112,6 @@ def test_the_tokens_of_processes_are_not_sent_in_plain_text(token: Any) -> None:
             targets=("127.0.0.1:1", "demo:1"), target_token_file=file, allow_insecure=allow
         )
         with contextlib.nullcontext() if allow else pytest.raises(SettingsError, match="demo-dr"):
-            link_credentials(target)
+            target.link_credentials()
         with contextlib.nullcontext() if allow else pytest.raises(SettingsError, match="demo:1"):
             credentials_of(gateway)
