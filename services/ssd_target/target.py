@@ -7,7 +7,7 @@ the target refuses new requests and finishes the running ones.
 import asyncio
 import contextlib
 from collections.abc import Collection
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 from ssd import __version__
@@ -209,13 +209,13 @@ class TargetProcess:
                 await self._handler.wait_until_idle()
 
     def _pool_status(self) -> PoolStatus:
-        status = pool_status(self._links.reports(), self._pool, self._round_log, self._clock.now())
-        return replace(
-            status,
+        identity = PoolStatus(
             weights_fingerprint=self._me.weights_fingerprint,
             dtype=self._model.engine.precision,
             dtype_reason=self._model.engine.dtype_reason,
         )
+        reports, now = self._links.reports(), self._clock.now()
+        return pool_status(reports, self._pool, self._round_log, now, identity)
 
 
 def log_crash_of_links(links: "asyncio.Task[None]") -> None:

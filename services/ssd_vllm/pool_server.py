@@ -9,7 +9,7 @@ here.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import cast
 
 from ssd.errors import FieldError, SetupError
@@ -18,9 +18,7 @@ from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
 from ssd.pool.dialer import LinkDialer
 from ssd.pool.metrics import publish_mode
 from ssd.pool.pool import DraftPool
-from ssd.pool.round_log import RoundLog
 from ssd.pool.status import pool_status
-from ssd.ports import Clock
 from ssd.rpc.admin_servicer import AdminServicer
 from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.listen import join_address
@@ -34,18 +32,6 @@ _log = get_logger(__name__)
 PUBLISH_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What the loop of the links reads and changes; the worker's thread runs its steps."""
-
-    pool: DraftPool
-    control: StepControl
-    round_log: RoundLog
-    clock: Clock
-    identity: PoolStatus
-    """Has the weights and the data type of the target."""
-
-
 class PoolServer:
     """Serves until it is cancelled. Asyncio loop."""
 
@@ -53,13 +39,26 @@ class PoolServer:
         self,
         settings: PluginSettings,
         port: int,
-        served: Served,
+        pool: DraftPool,
+        control: StepControl,
+        identity: PoolStatus,
         make_dialer: Callable[[], LinkDialer],
     ) -> None:
-        """Construct; ``port`` 0 serves no calls."""
+        """Construct.
+
+        Args:
+            settings: settings of the plugin.
+            port: 0 serves no calls.
+            pool: pool of the steps, which run on the worker's thread.
+            control: chooses whether they speculate.
+            identity: has the weights and the data type of the target.
+            make_dialer: makes the dialer of the links.
+        """
         self._settings = settings
         self._port = port
-        self._served = served
+        self._pool = pool
+        self._control = control
+        self._identity = identity
         self._make_dialer = make_dialer
         self._dialer: LinkDialer | None = None
 
@@ -68,21 +67,16 @@ class PoolServer:
         self._dialer = self._make_dialer()
         # The policy may have been changed before a bug ended the links.
         self._dialer.configure(LinkSettings(fan_out_policy=self._settings.fan_out))
-        publish_mode(self._served.control.mode, self._served.round_log)
+        publish_mode(self._control.mode, self._control.round_log)
         async with self._listening(), asyncio.TaskGroup() as group:
             group.create_task(self._dialer.run())
             group.create_task(self._publish())
 
     def status(self) -> PoolStatus:
         """Return what ``GetPoolStatus`` answers."""
-        served = self._served
         reports = [] if self._dialer is None else self._dialer.reports()
-        return replace(
-            pool_status(reports, served.pool, served.round_log, served.clock.now()),
-            weights_fingerprint=served.identity.weights_fingerprint,
-            dtype=served.identity.dtype,
-            dtype_reason=served.identity.dtype_reason,
-        )
+        log, now = self._control.round_log, self._control.clock.now()
+        return pool_status(reports, self._pool, log, now, self._identity)
 
     def set_speculation(self, change: SpeculationChange) -> None:
         """Change how steps speculate, from the next one on; None keeps a value.
@@ -92,13 +86,12 @@ class PoolServer:
         """
         if change.mode is Mode.SYNCHRONOUS:
             raise FieldError("mode", "SYNCHRONOUS does not exist in vLLM; use another mode")
-        served = self._served
         fan_out = cast("FanOutName", change.fan_out_policy or self._settings.fan_out)
         self._settings = replace(self._settings.changed(change), fan_out=fan_out)
-        served.pool.configure(self._settings)
+        self._pool.configure(self._settings)
         if change.mode is not None:
-            served.control.mode = change.mode
-            publish_mode(change.mode, served.round_log)
+            self._control.mode = change.mode
+            publish_mode(change.mode, self._control.round_log)
         if change.fan_out_policy is not None and self._dialer is not None:
             self._dialer.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
         _log.info(
@@ -132,6 +125,6 @@ class PoolServer:
 
     async def _publish(self) -> None:
         while True:
-            OPEN_SESSIONS.set(self._served.pool.num_sessions)
+            OPEN_SESSIONS.set(self._pool.num_sessions)
             DESIRED_DRAFT_REPLICAS.set(self.status().desired_draft_replicas)
             await asyncio.sleep(PUBLISH_SECONDS)

@@ -31,7 +31,7 @@ from ssd.text.tokenizer import load_tokenizer
 from ssd.text.tokenizer_config import OPTIONAL_FILES
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, OpenSession, Peer, TokenId
 from ssd_vllm.metrics_folder import METRICS_FOLDER
-from ssd_vllm.pool_server import PoolServer, Served
+from ssd_vllm.pool_server import PoolServer
 from ssd_vllm.requests import NewRequest, PoolRequests, Proposals, Step, seed_of
 from ssd_vllm.settings import PluginSettings, read
 from ssd_vllm.step_control import StepControl
@@ -68,16 +68,15 @@ class Proposer:
         """Maximum length of a text; ``Worker`` changes it."""
         clock = SystemClock()
         self.pool = DraftPool(self.settings, lookahead, num_token_ids, clock)
-        round_log = RoundLog()
         self._columns = tuple(range(1, lookahead + 2))
         self._control = control = StepControl(
             Controller(self._columns, lookahead),
             Mode(self.settings.mode),
             lookahead,
-            round_log,
+            RoundLog(),
             clock,
         )
-        self.requests = PoolRequests(self.pool, control, num_token_ids, clock)
+        self.requests = PoolRequests(self.pool, control, num_token_ids)
         hello = Hello(
             wire_version=WIRE_VERSION,
             vocab_size=num_token_ids,
@@ -90,7 +89,9 @@ class Proposer:
         self.server = PoolServer(
             self.settings,
             admin_port(self.settings, vllm_config.parallel_config),
-            Served(self.pool, control, round_log, clock, identity(model)),
+            self.pool,
+            control,
+            identity(model),
             partial(
                 LinkDialer,
                 self.pool,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from ssd.pool.pool import DraftPool
 from ssd.pool.rounds import RoundResult
-from ssd.ports import Clock
 from ssd.types import OpenSession, Outcome, SequenceId, TokenId
 from ssd_vllm.step_control import StepControl
 
@@ -57,23 +56,19 @@ class Step:
 class PoolRequests:
     """Translates steps of vLLM into rounds of the pool. The worker's thread."""
 
-    def __init__(
-        self, pool: DraftPool, control: StepControl, num_token_ids: int, clock: Clock
-    ) -> None:
+    def __init__(self, pool: DraftPool, control: StepControl, num_token_ids: int) -> None:
         """Construct.
 
         Args:
             pool: the pool of drafts.
             control: chooses whether a step speculates.
             num_token_ids: drafts have the token ids below. vLLM may have more.
-            clock: the clock of the pool.
         """
         self._pool = pool
         self._control = control
         self._num_sessions = 0
         """Number of sessions during the step that runs now."""
         self._num_token_ids = num_token_ids
-        self._clock = clock
         self._requests: dict[str, _Request] = {}
         self._sequence_ids = itertools.count(1)
         self._step = Step()
@@ -150,7 +145,7 @@ class PoolRequests:
             if self._step.prompt_tokens:
                 # Storing it was a part of the same pass.
                 self._pool.skip_interval()
-            decided_at = self._clock.now()
+            decided_at = self._control.clock.now()
             pool_round = self._pool.round(results, decided_at, before_wait=_no_readers)
             self._control.end(
                 results,

@@ -47,10 +47,10 @@ class StepControl:
         """
         self.mode = mode
         self.use(controller)
-        self._round_log = round_log
+        self.round_log = round_log
         self._metrics = RoundMetrics(lookahead, _PARTS)
         self._lookahead = lookahead
-        self._clock = clock
+        self.clock = clock
         self._begun_at = 0.0
         self._ended_at: float | None = None
         """End of the step before; None if the time since then is no part of a step."""
@@ -68,7 +68,7 @@ class StepControl:
             num_running: requests that take part.
             num_known: those of them for which drafts may work.
         """
-        self._begun_at = self._clock.now()
+        self._begun_at = self.clock.now()
         self._publish_counts(num_running, num_known)
         if not num_running:
             return False
@@ -78,10 +78,10 @@ class StepControl:
 
     def _publish_counts(self, num_running: int, num_known: int) -> None:
         # In mode AUTOREGRESSIVE the choice is off, too.
-        eligible = num_known if self._round_log.speculation.is_on else 0
+        eligible = num_known if self.round_log.speculation.is_on else 0
         counts = SequenceCounts(running=num_running, eligible=eligible)
-        if counts != self._round_log.counts:
-            self._round_log.set_counts(counts, self._begun_at)
+        if counts != self.round_log.counts:
+            self.round_log.set_counts(counts, self._begun_at)
             metrics.RUNNING_SEQUENCES.set(num_running)
 
     def _choose(self, num_running: int) -> Choice:
@@ -92,13 +92,13 @@ class StepControl:
         is_on = mode is Mode.SPECULATIVE
         choice = Choice(is_on=is_on, max_proposed=self._lookahead if is_on else 0)
         report = ControllerReport(is_on, Reason.MEASURING, 0.0, choice.max_proposed)
-        publish_report(report, self._round_log)
+        publish_report(report, self.round_log)
         return choice
 
     @property
     def is_paused(self) -> bool:
         """Whether the engine has paused since the step before."""
-        return self._ended_at is not None and self._clock.now() - self._ended_at > PAUSE_SECONDS
+        return self._ended_at is not None and self.clock.now() - self._ended_at > PAUSE_SECONDS
 
     def skip_interval(self) -> None:
         """Do not measure the time up to the next step."""
@@ -122,7 +122,7 @@ class StepControl:
             num_sessions: sessions for which drafts worked during the step.
             prompt_tokens: tokens of prompts that it stored beside them.
         """
-        before, now = self._ended_at, self._clock.now()
+        before, now = self._ended_at, self.clock.now()
         is_last = all(result.is_finished for result in results)
         self._ended_at = None if is_last else now
         record = RoundRecord(
@@ -145,8 +145,8 @@ class StepControl:
         record.wait_seconds = pool_round.looked_up_at - decided_at
         record.commit_seconds = now - pool_round.looked_up_at
         record.seconds = now - before
-        self._round_log.add_round(record)
+        self.round_log.add_round(record)
         self._metrics.observe_seconds(record)
         if self.mode is Mode.AUTO:
             self.controller.add_round(record)
-            publish_report(self.controller.report(), self._round_log)
+            publish_report(self.controller.report(), self.round_log)

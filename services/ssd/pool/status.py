@@ -11,6 +11,7 @@ from ssd.pool.round_log import RoundLog
 from ssd.pool.sustainable_sessions import sustainable_sessions
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 
+_UNKNOWN = PoolStatus()
 _REASONS = {
     LinkState.QUARANTINED: "it has sent no tables",
     LinkState.DRAINING: "the draft is leaving",
@@ -18,13 +19,22 @@ _REASONS = {
 
 
 def pool_status(
-    reports: Rows[LinkReport], pool: DraftPool, round_log: RoundLog, now: float
+    reports: Rows[LinkReport],
+    pool: DraftPool,
+    round_log: RoundLog,
+    now: float,
+    identity: PoolStatus = _UNKNOWN,
 ) -> PoolStatus:
-    """Return the fields of ``AdminService.GetPoolStatus`` that pool and rounds provide."""
+    """Return the answer to ``AdminService.GetPoolStatus``.
+
+    Pool and rounds provide all fields but the weights and the data type of the target, which
+    ``identity`` has.
+    """
     links = tuple(link_status(report, now, round_log.verify_seconds) for report in reports)
     eligible = round_log.mean_eligible(now)
     speculation = round_log.auto_speculation
-    return PoolStatus(
+    return replace(
+        identity,
         links=links,
         running_sequences=round_log.counts.running,
         waiting_sequences=round_log.counts.waiting,

@@ -24,7 +24,7 @@ from ssd.rpc.credentials import ClientCredentials
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.speculation.controller import Controller
 from ssd.types import LinkSettings, Mode
-from ssd_vllm.pool_server import PoolServer, Served
+from ssd_vllm.pool_server import PoolServer
 from ssd_vllm.settings import PluginSettings
 from ssd_vllm.step_control import StepControl
 
@@ -43,12 +43,13 @@ class RecordingPool(DraftPool):
         self.deadline_seconds = settings.deadline_seconds  # type: ignore[attr-defined]
 
 
-def served() -> Served:
-    log = RoundLog()
+Parts = tuple[RecordingPool, StepControl]
+
+
+def served() -> Parts:
     controller = Controller(tuple(range(1, LOOKAHEAD + 2)), LOOKAHEAD)
-    control = StepControl(controller, Mode.AUTO, LOOKAHEAD, log, CLOCK)
-    pool = RecordingPool(SETTINGS, LOOKAHEAD, 10, CLOCK)
-    return Served(pool, control, log, CLOCK, IDENTITY)
+    control = StepControl(controller, Mode.AUTO, LOOKAHEAD, RoundLog(), CLOCK)
+    return RecordingPool(SETTINGS, LOOKAHEAD, 10, CLOCK), control
 
 
 @contextlib.asynccontextmanager
@@ -61,11 +62,11 @@ async def running(server: PoolServer) -> AsyncIterator[None]:
         await asyncio.wait({task})
 
 
-def make(parts: Served, port: int, settings: PluginSettings = SETTINGS) -> PoolServer:
+def make(parts: Parts, port: int, settings: PluginSettings = SETTINGS) -> PoolServer:
     def dialer() -> LinkDialer:
-        return LinkDialer(parts.pool, settings.drafts, HELLO, LinkSettings())
+        return LinkDialer(parts[0], settings.drafts, HELLO, LinkSettings())
 
-    return PoolServer(settings, port, parts, dialer)
+    return PoolServer(settings, port, *parts, IDENTITY, dialer)
 
 
 async def first_status(client: TargetClient) -> PoolStatus:
@@ -78,7 +79,7 @@ async def first_status(client: TargetClient) -> PoolStatus:
 
 async def test_the_port_has_the_status_of_the_pool() -> None:
     parts, port = served(), free_port()
-    parts.round_log.set_counts(SequenceCounts(running=2, eligible=2), CLOCK.now())
+    parts[1].round_log.set_counts(SequenceCounts(running=2, eligible=2), CLOCK.now())
     async with running(make(parts, port)), TargetClient(f"127.0.0.1:{port}") as client:
         status = await first_status(client)
     assert [each.address for each in status.links] == ["127.0.0.1:1"]
@@ -87,16 +88,15 @@ async def test_the_port_has_the_status_of_the_pool() -> None:
 
 
 async def test_speculation_is_changed_from_the_next_step_on() -> None:
-    parts, port = served(), free_port()
-    async with running(make(parts, port)), TargetClient(f"127.0.0.1:{port}") as client:
+    (pool, control), port = served(), free_port()
+    async with running(make((pool, control), port)), TargetClient(f"127.0.0.1:{port}") as client:
         await first_status(client)
         change = SpeculationChange(mode=Mode.AUTOREGRESSIVE, draft_deadline_ms=7.0)
         await client.set_speculation(change)
         with pytest.raises(FieldError, match="SYNCHRONOUS does not exist in vLLM"):
             await client.set_speculation(SpeculationChange(mode=Mode.SYNCHRONOUS))
-    assert parts.control.mode is Mode.AUTOREGRESSIVE
-    assert isinstance(parts.pool, RecordingPool)
-    assert parts.pool.deadline_seconds == pytest.approx(0.007)
+    assert control.mode is Mode.AUTOREGRESSIVE
+    assert pool.deadline_seconds == pytest.approx(0.007)
 
 
 async def test_links_that_begin_again_keep_the_fan_out_that_was_set(

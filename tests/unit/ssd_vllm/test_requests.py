@@ -100,7 +100,7 @@ def control_of(
 def made(control: StepControl | None = None) -> tuple[RecordingPool, PoolRequests]:
     pool = RecordingPool()
     control = control or control_of(ScriptedController(SPECULATES))
-    return pool, PoolRequests(pool, control, NUM_TOKEN_IDS, SystemClock())
+    return pool, PoolRequests(pool, control, NUM_TOKEN_IDS)
 
 
 def test_a_proposal_ends_before_the_minimum_length_of_its_text() -> None:
