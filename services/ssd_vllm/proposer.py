@@ -32,7 +32,7 @@ from ssd.text.tokenizer_config import OPTIONAL_FILES
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, OpenSession, Peer, TokenId
 from ssd_vllm.metrics_folder import METRICS_FOLDER
 from ssd_vllm.pool_server import PoolServer
-from ssd_vllm.requests import NewRequest, PoolRequests, Proposals, Step, seed_of
+from ssd_vllm.requests import PoolRequests, Proposals, Request, Step, seed_of
 from ssd_vllm.settings import PluginSettings, read
 from ssd_vllm.step_control import StepControl
 
@@ -197,7 +197,7 @@ class Proposer:
         # no min-p with speculation.
         has_noise = self.settings.sampling == "coupled" and sampling.top_k != 1
         self.requests.begin(
-            NewRequest(
+            Request(
                 request_id=request_id,
                 opening=OpenSession(
                     token_ids=tuple(prompt_ids),

@@ -16,9 +16,9 @@ _UNKNOWN: SequenceId = 0
 Proposals = list[list[TokenId]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRequest:
-    """What the pool needs of a request of vLLM."""
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A request of vLLM. Its last three fields are those of its sequence in the pool."""
 
     request_id: str
     opening: OpenSession
@@ -27,13 +27,8 @@ class NewRequest:
     """Tokens that end the text."""
     min_len: int = 0
     """Length of the text, prompt included, from which on these tokens are allowed."""
-
-
-@dataclass(slots=True)
-class _Request:
-    new: NewRequest
-    sequence_id: SequenceId
-    length: int
+    sequence_id: SequenceId = _UNKNOWN
+    length: int = 0
     """Tokens of the text that the pool knows."""
     proposal: tuple[TokenId, ...] = ()
     """Proposed tokens of the step that runs now."""
@@ -69,14 +64,14 @@ class PoolRequests:
         self._num_sessions = 0
         """Number of sessions during the step that runs now."""
         self._num_token_ids = num_token_ids
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
         self._sequence_ids = itertools.count(1)
         self._step = Step()
 
-    def begin(self, new: NewRequest) -> None:
+    def begin(self, request: Request) -> None:
         """Add a request, or one that begins again with another text."""
-        self.end(new.request_id)
-        self._begin(new, new.opening.token_ids)
+        self.end(request.request_id)
+        self._begin(request, request.opening.token_ids)
 
     def end(self, request_id: str) -> None:
         """Remove a request, if it is known."""
@@ -96,7 +91,7 @@ class PoolRequests:
             self._pool.open_sessions(
                 request.sequence_id
                 for request in self._known(step.running)
-                if not step.num_proposed.get(request.new.request_id)
+                if not step.num_proposed.get(request.request_id)
             )
         self._num_sessions = self._pool.num_sessions
 
@@ -123,7 +118,7 @@ class PoolRequests:
             text_of: the texts, at least so long.
         """
         proposals: Proposals = [[] for _ in sampled]
-        rows: list[tuple[int, _Request | None]] = []
+        rows: list[tuple[int, Request | None]] = []
         results: list[RoundResult] = []
         texts = zip(request_ids, sampled, lengths, text_of, strict=False)
         for row, (request_id, added, length, text) in enumerate(texts):
@@ -135,7 +130,7 @@ class PoolRequests:
                 request = None
             if request is not None and not _continues(request, added, length):
                 self._remove(request_id)
-                self._begin(request.new, text[:length])
+                self._begin(request, text[:length])
                 request = None
             rows.append((row, request))
             results.append(self._verified(request, added, length))
@@ -172,50 +167,58 @@ class PoolRequests:
         self._pool.skip_interval()
         self._control.skip_interval()
 
-    def _known(self, request_ids: Iterable[str]) -> list[_Request]:
+    def _known(self, request_ids: Iterable[str]) -> list[Request]:
         requests = map(self._requests.get, request_ids)
         return [request for request in requests if request is not None]
 
-    def _begin(self, new: NewRequest, text: Sequence[TokenId]) -> None:
+    def _begin(self, request: Request, text: Sequence[TokenId]) -> None:
+        """Add a request with its present text, as a new sequence of the pool."""
         token_ids = tuple(map(int, text))
         if max(token_ids, default=0) >= self._num_token_ids:
             # A draft would refuse it, and end the link.
             return
         # vLLM has no upper bound, a draft has one.
-        top_k = min(new.opening.top_k, self._num_token_ids)
+        top_k = min(request.opening.top_k, self._num_token_ids)
         # The pool keeps the text too, so there is one object of it.
-        new = replace(new, opening=replace(new.opening, token_ids=token_ids, top_k=top_k))
-        request = _Request(new, next(self._sequence_ids), len(text))
-        self._requests[new.request_id] = request
-        self._pool.begin(request.sequence_id, new.opening)
+        request = replace(
+            request,
+            opening=replace(request.opening, token_ids=token_ids, top_k=top_k),
+            sequence_id=next(self._sequence_ids),
+            length=len(text),
+            proposal=(),
+        )
+        self._requests[request.request_id] = request
+        self._pool.begin(request.sequence_id, request.opening)
 
     def _verified(
-        self, request: _Request | None, added: Sequence[TokenId], length: int
+        self, request: Request | None, added: Sequence[TokenId], length: int
     ) -> RoundResult:
         """Return the result of a row; one without a request only counts as a part of the round."""
         outcome = Outcome(len(added) - 1, added[-1])
         if request is None:
             return RoundResult(_UNKNOWN, (), 0, outcome, is_finished=False, max_proposed=0)
-        request.length, new = length, request.new
+        request.length = length
+        has_end = any(token_id in request.ending_ids for token_id in added)
         return RoundResult(
             request.sequence_id,
             tuple(added),
-            self._step.num_proposed.get(new.request_id, 0),
+            self._step.num_proposed.get(request.request_id, 0),
             outcome,
-            length >= new.opening.max_len or any(token_id in new.ending_ids for token_id in added),
-            self._max_proposed(new, length),
+            length >= request.opening.max_len or has_end,
+            self._max_proposed(request),
         )
 
-    def _max_proposed(self, new: NewRequest, length: int) -> int:
-        """Return the limit of the next proposal of a text with so many tokens.
+    def _max_proposed(self, request: Request) -> int:
+        """Return the limit of the next proposal of a text.
 
         In the row after a proposal, vLLM forbids the end of a text by the length before it.
         """
         most = self._control.choice.max_proposed
-        return min(most, new.min_len - 1 - length) if length < new.min_len else most
+        num_before = request.min_len - request.length
+        return min(most, num_before - 1) if num_before > 0 else most
 
 
-def _continues(request: _Request, added: Sequence[TokenId], length: int) -> bool:
+def _continues(request: Request, added: Sequence[TokenId], length: int) -> bool:
     """Whether a step has added its tokens to the text that the pool knows, after its proposal.
 
     Otherwise vLLM has changed the text, or has verified something else.

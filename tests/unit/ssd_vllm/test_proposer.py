@@ -17,7 +17,7 @@ from ssd.observability.metrics import PROPOSER_CRASHES_TOTAL
 from ssd.speculation.estimates import Calibration
 from ssd_vllm import proposer
 from ssd_vllm.proposer import Proposer, admin_port, tokenizer_folder
-from ssd_vllm.requests import NewRequest, Proposals, Step
+from ssd_vllm.requests import Proposals, Request, Step
 
 LOOKAHEAD = 6
 
@@ -29,14 +29,14 @@ class RecordingRequests:
     """Keeps what it is given; fails if it is told to."""
 
     def __init__(self) -> None:
-        self.begun: list[NewRequest] = []
+        self.begun: list[Request] = []
         self.ended: list[str] = []
         self.steps: list[Step] = []
         self.num_resets = 0
         self.error: Exception | None = None
         self.reset_error: Exception | None = None
 
-    def begin(self, new: NewRequest) -> None:
+    def begin(self, new: Request) -> None:
         self.begun.append(new)
 
     def end(self, request_id: str) -> None:

@@ -17,7 +17,7 @@ from ssd.speculation.estimates import Calibration
 from ssd.testing.clock import FakeClock
 from ssd.testing.scripted_controller import ScriptedController
 from ssd.types import LookupResult, Mode, OpenSession, Outcome, SequenceId
-from ssd_vllm.requests import NewRequest, PoolRequests, Step, seed_of
+from ssd_vllm.requests import PoolRequests, Request, Step, seed_of
 from ssd_vllm.step_control import StepControl
 
 LOOKAHEAD = 3
@@ -77,8 +77,8 @@ def request(
     prompt: tuple[int, ...] = (1, 2),
     max_len: int = 20,
     top_k: int = 0,
-) -> NewRequest:
-    return NewRequest(
+) -> Request:
+    return Request(
         request_id=name,
         opening=OpenSession(
             token_ids=prompt,
@@ -145,7 +145,7 @@ def test_drafts_get_the_filter_of_a_request_within_their_bounds() -> None:
 def test_a_text_that_the_pool_keeps_has_no_copy() -> None:
     pool, requests = made()
     requests.begin(request("a"))
-    assert requests._requests["a"].new.opening is pool.begun[1]
+    assert requests._requests["a"].opening is pool.begun[1]
 
 
 def test_a_text_ends_with_an_ending_token_or_at_its_maximum_length() -> None:
