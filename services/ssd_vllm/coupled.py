@@ -9,7 +9,6 @@ Letters: B requests, R rows of proposed tokens of all requests, L most proposed 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -25,6 +24,19 @@ BLOCK_VALUES = 1 << 22
 """Values of noise that are computed together; about 25 bytes each on a device."""
 NOT_CHOSEN = -1
 """What vLLM expects after the last token of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostKeys:
+    """The addresses of the noise of some rows."""
+
+    seeds_R: NDArray[np.uint64]
+    positions_R: Int64s
+    temperatures_R: NDArray[np.float32]
+
+    def of(self, rows: slice | Int64s) -> "HostKeys":
+        """Return the addresses of some of the rows."""
+        return HostKeys(self.seeds_R[rows], self.positions_R[rows], self.temperatures_R[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,15 @@ class StepAddresses:
         first_B = np.cumsum(self.num_proposed_B) - self.num_proposed_B
         return np.arange(int(self.num_proposed_B.sum())) - np.repeat(first_B, self.num_proposed_B)
 
+    def keys_of_rows(self, requests_R: Int64s, columns_R: Int64s) -> HostKeys:
+        """Return the addresses of rows: requests, and places in their proposals."""
+        positions_R = self.next_B[requests_R] + columns_R
+        return HostKeys(self.seeds_B[requests_R], positions_R, self.temperatures_B[requests_R])
+
+    def keys_after_proposals(self) -> HostKeys:
+        """Return the addresses of the rows after all proposed tokens, one of each request."""
+        return HostKeys(self.seeds_B, self.next_B + self.num_proposed_B, self.temperatures_B)
+
 
 class CoupledNoise:
     """Chooses the tokens of rows. The worker's thread."""
@@ -55,30 +76,31 @@ class CoupledNoise:
         self._gumbel: Callable[..., Tensor] | None = None
         """Compiled for the device."""
 
-    def choose(
-        self, logits_RV: Tensor, addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s
-    ) -> Tensor:
+    def choose(self, logits_RV: Tensor, keys: HostKeys) -> Tensor:
         """Return argmax(logits + noise) of each row, int64 [R]; temperature 0 adds no noise.
 
         Rows are computed in blocks: vLLM has not reserved memory for the noise of all rows.
         """
-        if not (addresses.temperatures_B[requests_R] > 0).any():
+        if not (keys.temperatures_R > 0).any():
             return logits_RV.argmax(dim=-1)
         size = max(1, BLOCK_VALUES // logits_RV.shape[1])
         chosen = []
-        for first in range(0, len(requests_R), size):
+        for first in range(0, len(keys.seeds_R), size):
             block = slice(first, first + size)
-            keys = HostKeys.of(addresses, requests_R[block], positions_R[block])
-            noise_RV = self._noise(keys, logits_RV.shape[1], logits_RV.device)
+            noise_RV = self._noise(keys.of(block), logits_RV.shape[1], logits_RV.device)
             chosen.append((logits_RV[block] + noise_RV).argmax(dim=-1))
         return torch.cat(chosen)
 
     def reserve(self, vocab_size: int, device: torch.device) -> None:
         """Compute the noise of a whole block on a device: vLLM measures its memory at the start."""
         if device.type != "cpu":
-            self._noise(HostKeys.of_nobody(BLOCK_VALUES // vocab_size), vocab_size, device)
+            shape = (max(2, BLOCK_VALUES // vocab_size),)
+            of_nobody = HostKeys(
+                np.zeros(shape, np.uint64), np.zeros(shape, np.int64), np.ones(shape, np.float32)
+            )
+            self._noise(of_nobody, vocab_size, device)
 
-    def _noise(self, keys: "HostKeys", vocab_size: int, device: torch.device) -> Tensor:
+    def _noise(self, keys: HostKeys, vocab_size: int, device: torch.device) -> Tensor:
         if device.type == "cpu":
             return self._on_host(keys, vocab_size)
         if self._gumbel is None:
@@ -86,12 +108,10 @@ class CoupledNoise:
         num_rows = len(keys.positions_R)
         if num_rows == 1:
             # The compiler makes a version of its own for one row, which takes seconds.
-            keys = HostKeys(
-                keys.seeds_R.repeat(2), keys.positions_R.repeat(2), keys.temperatures_R.repeat(2)
-            )
+            keys = keys.of(np.zeros(2, np.int64))
         return noise_on_device(keys, vocab_size, str(device), self._gumbel)[:num_rows]
 
-    def _on_host(self, keys: "HostKeys", vocab_size: int) -> Tensor:
+    def _on_host(self, keys: HostKeys, vocab_size: int) -> Tensor:
         if self._rows is None:
             self._rows = GumbelRows(vocab_size, gumbel_by_torch)
         is_warm_R = keys.temperatures_R > 0
@@ -101,28 +121,6 @@ class CoupledNoise:
         addresses_R4[:, 1] = keys.positions_R[is_warm_R]
         self._rows.compute(noise_RV, np.flatnonzero(is_warm_R), addresses_R4)
         return torch.from_numpy(noise_RV)
-
-
-@dataclass(frozen=True, slots=True)
-class HostKeys:
-    """The addresses of the noise of some rows."""
-
-    seeds_R: NDArray[np.uint64]
-    positions_R: Int64s
-    temperatures_R: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, addresses: StepAddresses, requests_R: Int64s, positions_R: Int64s) -> Self:
-        """Return the addresses of rows of some requests."""
-        return cls(addresses.seeds_B[requests_R], positions_R, addresses.temperatures_B[requests_R])
-
-    @classmethod
-    def of_nobody(cls, count: int) -> Self:
-        """Return addresses of rows without requests, at least two, at temperature 1."""
-        shape = (max(2, count),)
-        return cls(
-            np.zeros(shape, np.uint64), np.zeros(shape, np.int64), np.ones(shape, np.float32)
-        )
 
 
 def noise_on_device(
@@ -142,21 +140,6 @@ def noise_on_device(
     return torch.where(on_device.temperatures_R[:, None] > 0, noise_RV, 0.0)
 
 
-def choose_after_proposals(
-    noise: CoupledNoise, addresses: StepAddresses, logits_BV: Tensor
-) -> Tensor:
-    """Return the choice of each request if all its proposed tokens are accepted, int64 [B].
-
-    Args:
-        noise: noise of the worker.
-        addresses: addresses of the step.
-        logits_BV: processed, of the row after the proposal.
-    """
-    positions_B = addresses.next_B + addresses.num_proposed_B
-    requests_B = np.arange(len(positions_B))
-    return noise.choose(logits_BV, addresses, requests_B, positions_B)
-
-
 def accept(
     noise: CoupledNoise,
     addresses: StepAddresses,
@@ -174,15 +157,15 @@ def accept(
         addresses: addresses of the step.
         proposed_R: proposed tokens of all requests, one after the other.
         logits_RV: processed logits of their rows.
-        bonus_B: result of ``choose_after_proposals``.
+        bonus_B: choice of each request if all its proposed tokens are accepted.
         most_proposed: L.
 
     Returns:
         int32 [B, L + 1], with ``NOT_CHOSEN`` after the last token.
     """
     requests_R, columns_R = addresses.requests_of_rows(), addresses.columns_of_rows()
-    positions_R = addresses.next_B[requests_R] + columns_R
-    chosen_R = noise.choose(logits_RV, addresses, requests_R, positions_R).to(torch.int32)
+    keys = addresses.keys_of_rows(requests_R, columns_R)
+    chosen_R = noise.choose(logits_RV, keys).to(torch.int32)
     device = str(logits_RV.device)
     place_2R = to_device(torch.from_numpy(np.stack((requests_R, columns_R))), device)
     count_B = to_device(torch.from_numpy(addresses.num_proposed_B), device)

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from ssd.errors import SetupError
 from ssd.ports import SystemClock
 from ssd_vllm.calibration import calibrate
-from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, choose_after_proposals
+from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept
 from ssd_vllm.proposer import Proposer, temperature_of
 from ssd_vllm.requests import seed_of
 from ssd_vllm.settings import KEY, PluginSettings, read
@@ -288,7 +288,7 @@ class CoupledSampling:
                 processed = logits_BV
             case "processed_logprobs":
                 processed = logits_BV.log_softmax(dim=-1, dtype=torch.float32)
-        return choose_after_proposals(self._noise, self._step, logits_BV), processed
+        return self._noise.choose(logits_BV, self._step.keys_after_proposals()), processed
 
     def choose_rows(self, *arguments: Any, **options: Any) -> torch.Tensor:
         """Choose all rows of a step, in place of ``rejection_sample``."""

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from ssd.speculation.noise import gumbel_noise
 from ssd.testing.fake_device import fake_device
 from ssd_vllm import coupled
-from ssd_vllm.coupled import (
-    CoupledNoise,
-    HostKeys,
-    StepAddresses,
-    accept,
-    choose_after_proposals,
-    noise_on_device,
-)
+from ssd_vllm.coupled import CoupledNoise, StepAddresses, accept, noise_on_device
 
 VOCAB = 8
 
@@ -56,7 +49,7 @@ def test_a_step_accepts_what_one_row_after_the_other_would_choose(
     logits_RV = torch.randn((sum(proposed), VOCAB), generator=random)
     last_BV = torch.randn((len(proposed), VOCAB), generator=random)
     noise = CoupledNoise()
-    bonus_B = choose_after_proposals(noise, step, last_BV)
+    bonus_B = noise.choose(last_BV, step.keys_after_proposals())
     # Two tokens, so that some are accepted.
     proposed_R = torch.randint(0, 2, (sum(proposed),), generator=random, dtype=torch.int32)
     logits_RV[:, :2] += 2
@@ -78,8 +71,7 @@ def test_a_step_accepts_what_one_row_after_the_other_would_choose(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_noise_on_a_device_is_that_of_the_host(temperature: float) -> None:
     step = addresses([2, 0, 3], [1.0, temperature, 1.0])
-    requests_R = step.requests_of_rows()
-    keys = HostKeys.of(step, requests_R, step.next_B[requests_R] + step.columns_of_rows())
+    keys = step.keys_of_rows(step.requests_of_rows(), step.columns_of_rows())
     on_host = CoupledNoise()._on_host(keys, VOCAB)
     on_device = noise_on_device(keys, VOCAB, "cpu")
     torch.testing.assert_close(on_device, on_host, rtol=0, atol=4e-6)
@@ -112,8 +104,7 @@ def test_a_device_compiles_the_noise_once_and_never_for_a_single_row(
     monkeypatch.setattr(coupled, "compiled_on", compiled_on)
     monkeypatch.setattr(coupled, "BLOCK_VALUES", 4 * VOCAB)
     step = addresses([num_rows], [1.0])
-    requests_R, columns_R = step.requests_of_rows(), step.columns_of_rows()
-    keys = HostKeys.of(step, requests_R, step.next_B[requests_R] + columns_R)
+    keys = step.keys_of_rows(step.requests_of_rows(), step.columns_of_rows())
     noise, device = CoupledNoise(), cast("torch.device", Accelerator())
     noise.reserve(VOCAB, device)
     found = noise._noise(keys, VOCAB, device)
@@ -130,12 +121,11 @@ def test_nothing_is_reserved_on_the_host() -> None:
 
 def test_blocks_of_rows_choose_as_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     step = addresses([3, 2, 3], [1.0, 0.0, 1.0])
-    requests_R = step.requests_of_rows()
-    positions_R = step.next_B[requests_R] + step.columns_of_rows()
+    keys = step.keys_of_rows(step.requests_of_rows(), step.columns_of_rows())
     logits_RV = torch.zeros((8, VOCAB))
-    whole = CoupledNoise().choose(logits_RV, step, requests_R, positions_R)
+    whole = CoupledNoise().choose(logits_RV, keys)
     monkeypatch.setattr(coupled, "BLOCK_VALUES", 3 * VOCAB)
-    assert CoupledNoise().choose(logits_RV, step, requests_R, positions_R).equal(whole)
+    assert CoupledNoise().choose(logits_RV, keys).equal(whole)
     assert len(set(whole.tolist())) > 1
 
 
@@ -148,7 +138,7 @@ def test_a_step_on_a_device_mixes_no_devices_and_reads_nothing_back(
         last_BV = torch.empty((3, VOCAB), device=device.name)
         logits_RV = torch.empty((4, VOCAB), device=device.name)
         proposed_R = torch.empty(4, dtype=torch.int32, device=device.name)
-        bonus_B = choose_after_proposals(noise, step, last_BV)
+        bonus_B = noise.choose(last_BV, step.keys_after_proposals())
         found = accept(noise, step, proposed_R, logits_RV, bonus_B, 3)
         assert (str(found.device), found.shape) == (device.name, (3, 4))
     assert device.num_reads == 0
