@@ -45,7 +45,7 @@ from ssd.rpc.codec import (
     set_speculation_request,
 )
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, Pem
-from ssd.rpc.link import MAX_OUTGOING, LinkCall
+from ssd.rpc.link import LinkCall
 from ssd.rpc.pool_codec import DraftStatus, PoolStatus, draft_status, pool_status
 from ssd.rpc.status import REQUEST_ID_KEY, from_rpc_error, is_answer
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
@@ -386,7 +386,7 @@ class TargetClient(_Client):
 class DraftClient(_Client):
     """Client of a draft."""
 
-    async def open_link(self, max_outgoing: int = MAX_OUTGOING) -> LinkCall:
+    async def open_link(self) -> LinkCall:
         """Open a link, which the caller closes. ``receive`` raises if the draft is unreachable."""
         # The stub's deserializer would make gRPC log a stack trace for each undecodable message.
         speculate: Any = self._channel.stream_stream(
@@ -394,8 +394,7 @@ class DraftClient(_Client):
             request_serializer=speculation_pb2.SpeculateRequest.SerializeToString,
             response_deserializer=tolerant(speculation_pb2.SpeculateResponse.FromString),
         )
-        call = speculate(metadata=self._credentials.metadata())
-        link = LinkCall(call, self.endpoint, max_outgoing)
+        link = LinkCall(speculate(metadata=self._credentials.metadata()), self.endpoint)
         link.start()
         return link
 

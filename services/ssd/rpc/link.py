@@ -142,9 +142,8 @@ class _Link(ABC, Generic[Sent, Received]):
     Owned by its event loop; other threads call only ``send``, ``ring`` and ``fail``.
     """
 
-    def __init__(self, name: str, max_outgoing: int) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._max_outgoing = max_outgoing
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
@@ -184,7 +183,7 @@ class _Link(ABC, Generic[Sent, Received]):
         """Queue a message. Any thread; never blocks. They arrive in order.
 
         Raises:
-            LinkError: the link is closed or lost, or ``max_outgoing`` messages are queued.
+            LinkError: the link is closed or lost, or ``MAX_OUTGOING`` messages are queued.
         """
         if isinstance(message, bytes) and self._channel is not None:
             self._channel.send(message, self._num_sent_openings)
@@ -193,10 +192,8 @@ class _Link(ABC, Generic[Sent, Received]):
         with self._lock:
             if self._no_send_because:
                 raise LinkError(self._no_send_because)
-            if len(self._outgoing) >= self._max_outgoing:
-                raise LinkError(
-                    f"{self.name} accepts no messages: {self._max_outgoing} wait to be sent"
-                )
+            if len(self._outgoing) >= MAX_OUTGOING:
+                raise LinkError(f"{self.name} accepts no messages: {MAX_OUTGOING} wait to be sent")
             self._outgoing.append(message)
             self._num_sent_openings += isinstance(message, OpenSession)
             must_wake, self._is_idle = self._is_idle, False
@@ -397,9 +394,8 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
         self,
         call: "grpc.aio.StreamStreamCall[speculation_pb2.SpeculateRequest, speculation_pb2.SpeculateResponse]",  # noqa: E501
         name: str,
-        max_outgoing: int = MAX_OUTGOING,
     ) -> None:
-        super().__init__(name, max_outgoing)
+        super().__init__(name)
         self._call = call
         self._status: tuple[grpc.StatusCode, grpc.aio.Metadata, grpc.aio.Metadata, str] | None = (
             None
@@ -455,11 +451,10 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
     def __init__(
         self,
         context: "grpc.aio.ServicerContext[speculation_pb2.SpeculateRequest, speculation_pb2.SpeculateResponse]",  # noqa: E501
-        max_outgoing: int = MAX_OUTGOING,
         bounds: OpeningBounds = NO_BOUNDS,
     ) -> None:
         """Prepare the link of a call; ``bounds`` are those of its openings."""
-        super().__init__(context.peer(), max_outgoing)
+        super().__init__(context.peer())
         self._context = context
         self._bounds = bounds
 

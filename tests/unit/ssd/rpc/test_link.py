@@ -36,17 +36,17 @@ class Servicer(speculation_pb2_grpc.SpeculationServiceServicer):
         self.serve = serve
 
     async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
-        async with LinkServerCall(context, 2 * MAX_INCOMING) as call:
+        async with LinkServerCall(context) as call:
             await self.serve(call)
 
 
 @contextlib.asynccontextmanager
-async def linked(serve: Serve, max_outgoing: int = 1024) -> AsyncIterator[LinkCall]:
+async def linked(serve: Serve) -> AsyncIterator[LinkCall]:
     async with (
         serving(Servicer(serve)) as server,
         DraftClient(f"127.0.0.1:{server.port}") as client,
     ):
-        link = await client.open_link(max_outgoing)
+        link = await client.open_link()
         yield link
         await link.close()
 
@@ -285,15 +285,19 @@ async def test_a_channel_carries_frames_with_the_number_of_openings_before_them(
     assert channel.is_closed
 
 
-async def test_send_raises_a_link_error_if_its_queue_is_full() -> None:
-    async with linked(receive_until_closed, max_outgoing=3) as link:
+async def test_send_raises_a_link_error_if_its_queue_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "MAX_OUTGOING", 3)
+    async with linked(receive_until_closed) as link:
         for _ in range(3):
             link.send(Heartbeat())
         with pytest.raises(LinkError, match="3 wait to be sent"):
             link.send(Heartbeat())
 
 
-async def test_too_many_unread_messages_end_the_link() -> None:
+async def test_too_many_unread_messages_end_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "MAX_OUTGOING", 2 * MAX_INCOMING)
     async with linked(answering(*[Heartbeat()] * (MAX_INCOMING + 1))) as link:
         link.send(HELLO)
         assert link._reader is not None
