@@ -305,16 +305,14 @@ class Controller:
 
     def _add_plain_trial(self, batch: BatchRange) -> None:
         """Add a round of a trial of plain decoding."""
-        if batch.plain.count >= PLAIN_ROUNDS:
+        is_measured = batch.plain.count >= PLAIN_ROUNDS
+        # Requests that force speculation may run beside: plain decoding cannot be measured then.
+        if is_measured or batch.in_stage.rounds >= 4 * PLAIN_ROUNDS:
             loss = -batch.balance.gain(batch.plain.value)
             self._judge(batch, is_on=loss <= batch.most_loss / 2.0)
-            if batch.plain.value > MAX_CHANGE * batch.plain_before:
-                # Perhaps other work has slowed these rounds only.
-                batch.pauses[Stage.ON] = FIRST_PAUSE
-        elif batch.in_stage.rounds >= 4 * PLAIN_ROUNDS:
-            # Requests that force speculation run beside: plain decoding cannot be measured.
-            loss = -batch.balance.gain(batch.plain.value)
-            self._judge(batch, is_on=loss <= batch.most_loss / 2.0)
+        if is_measured and batch.plain.value > MAX_CHANGE * batch.plain_before:
+            # Perhaps other work has slowed these rounds only.
+            batch.pauses[Stage.ON] = FIRST_PAUSE
 
     def _add_speculation_trial(self, batch: BatchRange, record: RoundRecord, time: float) -> None:
         """Add a round of a trial of speculation."""
