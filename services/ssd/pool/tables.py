@@ -110,7 +110,9 @@ class TableCollector:
         if newest is None or newest[0] is not table:
             backup = BACKUPS[self._settings.backup]
             branch = None if table is None else table.look_up(sequence.outcome)
-            if sequence not in self._from_backup and (branch is None or self._searches(sequence)):
+            # The text of a hit is searched if it repeats itself, or if it is its turn.
+            is_searched = sequence.candidates.repeats or sequence in self._in_turn
+            if sequence not in self._from_backup and (branch is None or is_searched):
                 text = sequence.newest_tokens[-WINDOW_TOKENS:]
                 self._from_backup[sequence] = backup(text, sequence.max_proposed)
             from_backup = self._from_backup.get(sequence, BackupProposal())
@@ -118,23 +120,18 @@ class TableCollector:
             newest = self._lookups[sequence] = table, found
         return newest[1]
 
-    def _searches(self, sequence: DraftedSequence) -> bool:
-        """Return whether the text of a hit is searched: it repeats itself, or it is its turn."""
-        return sequence.candidates.repeats or sequence in self._in_turn
-
     def _until(
         self, continuing: Rows[DraftedSequence], num_others: int, begun_at: float, now: float
     ) -> float:
         """Return the time until which the round waits for a column."""
-        open_sessions = [
-            session
+        prospects = [
+            session.prospect(self.look_up(sequence, session.table), sequence.max_proposed)
             for sequence in continuing
             if (session := sequence.session) is not None and session.is_open
         ]
-        prospects = [*map(self._prospect, open_sessions)]
         if not any(prospect.num_columns for prospect in prospects):
             return now
-        prospects += [Prospect(0)] * (len(continuing) - len(open_sessions) + num_others)
+        prospects += [Prospect(0)] * (len(continuing) + num_others - len(prospects))
         if not self._settings.adaptive_deadline:
             return inf
         deadline = begun_at + self._settings.deadline_seconds
@@ -146,10 +143,6 @@ class TableCollector:
             self._trial_until = trial_until(in_time, self._pace, begun_at)
         until = wait_until(in_time, self._pace, begun_at, now)
         return max(until, self._trial_until) if any(map(waits_for_first, in_time)) else until
-
-    def _prospect(self, session: Session) -> Prospect:
-        sequence = session.sequence
-        return session.prospect(self.look_up(sequence, session.table), sequence.max_proposed)
 
 
 def without_session(sequence: DraftedSequence) -> Lookup:
