@@ -1,5 +1,6 @@
 """The endpoints that generate text: read a body, run its calls, write an object or events."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -18,14 +19,13 @@ from ssd.tasks import merged
 from ssd.types import GenerationChunk
 from ssd_gateway.body import BodyBudget, ClientLeftError, Share, read_body, while_connected
 from ssd_gateway.deadlines import Deadlines
-from ssd_gateway.json_text import encoded
+from ssd_gateway.json_text import blocks, encoded, pieces
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
 from ssd_gateway.parser import BodyLimits, RequestParser
 from ssd_gateway.problems import problem
-from ssd_gateway.responses import Assembly, Format, StreamAssembly
+from ssd_gateway.responses import Assembly, Format, StreamAssembly, WholeAssembly
 from ssd_gateway.schemas import AnyRequest, PreparedRequest
 from ssd_gateway.targets import TargetPool
-from ssd_gateway.whole import WholeAssembly, send_whole
 
 STATUS_KEY = "ssd.status"
 """Key of the scope: the status for metrics, if it is not that of the response."""
@@ -204,3 +204,14 @@ class EventStream:
 
 def _event(content: dict[str, Any]) -> bytes:
     return b"data: " + encoded(content) + b"\n\n"
+
+
+async def send_whole(content: dict[str, Any], send: Send) -> None:
+    """Send an object with held JSON as a response. Other requests are served between blocks."""
+    num_bytes = sum(map(len, pieces(content)))
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % num_bytes)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for block in blocks(content):
+        await send({"type": "http.response.body", "body": block, "more_body": True})
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

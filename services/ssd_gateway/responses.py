@@ -1,4 +1,7 @@
-"""Chunks of a target as OpenAI objects. Pure, but for the random ids of tool calls."""
+"""Chunks of a target as OpenAI objects. Pure, but for the random ids of tool calls.
+
+The objects of a stream are not kept. A whole response is held as JSON until its end.
+"""
 
 import secrets
 from codecs import IncrementalDecoder, getincrementaldecoder
@@ -9,10 +12,12 @@ from functools import partial
 from typing import Any
 
 from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob, Usage
-from ssd_gateway.json_text import HeldText
+from ssd_gateway.json_text import HeldList, HeldText
 from ssd_gateway.schemas import PreparedRequest
 from ssd_gateway.tool_calls import CallPart, Parts, TextReader
 
+CALL_BYTES = 600
+"""Memory of a call of a whole response beside its texts."""
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 """OpenAI's names; the client of the target raises an error for the other reasons."""
 
@@ -228,6 +233,105 @@ class StreamAssembly(Assembly):
     def usage(self) -> dict[str, Any]:
         """Return the last object of a stream that includes the token counts."""
         return self._object(self.form.stream_name, []) | {"usage": self._usage()}
+
+
+class HeldContinuation:
+    """One continuation of a whole response, as far as it has arrived."""
+
+    def __init__(self, continuation: Continuation, form: Format) -> None:
+        self._continuation = continuation
+        self._form = form
+        self._content = HeldText()
+        self._calls: list[HeldCall] = []
+        self._logprobs: dict[str, Any] = {}
+        self.extension: dict[str, Any] = {}
+        """The field ``ssd``, with held JSON in it."""
+        self._num_characters = 0
+        """Characters that have arrived. The reader holds the ones that are in no part yet."""
+        self._num_text_bytes = 0
+        self._num_other_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the continuation takes in memory, rounded."""
+        return max(self._num_characters, self._num_text_bytes) + self._num_other_bytes
+
+    def add(self, chunk: GenerationChunk) -> None:
+        """Add a chunk."""
+        new, positions = self._continuation.add(chunk)
+        self._num_characters += len(chunk.text)
+        self._num_text_bytes += self._content.add(new.content)
+        for part in new.calls:
+            if part.name:
+                self._calls.append(HeldCall(part.name, HeldText()))
+                self._num_other_bytes += CALL_BYTES + len(part.name)
+            self._num_text_bytes += self._calls[-1].arguments.add(part.arguments)
+        if positions:
+            self._hold_logprobs(positions)
+
+    def extend(self, more: dict[str, Any]) -> None:
+        """Add to the field ``ssd``: rounds add up, seed and statistics are single."""
+        rounds = more.pop("rounds", ())
+        self.extension |= more
+        if rounds:
+            held = self.extension.setdefault("rounds", HeldList())
+            self._num_other_bytes += held.extend(rounds)
+
+    def choice(self) -> dict[str, Any]:
+        """Return the complete continuation, with held JSON in it."""
+        return {
+            **self._form.whole(self._content, self._calls, self._logprobs or None),
+            "finish_reason": self._continuation.finish_name,
+        }
+
+    def _hold_logprobs(self, positions: list[Position]) -> None:
+        for name, value in self._form.logprobs(positions).items():
+            if isinstance(value, list):
+                self._num_other_bytes += self._logprobs.setdefault(name, HeldList()).extend(value)
+            else:
+                self._logprobs[name] = value
+
+
+@dataclass(slots=True)
+class WholeAssembly(Assembly):
+    """The object of a response that is no stream."""
+
+    _choices: dict[int, HeldContinuation] = field(default_factory=dict)
+
+    def add(self, prompt: int, chunk: GenerationChunk) -> int:
+        """Add a chunk; return the number of bytes that it takes in memory, rounded."""
+        index = self._index(prompt, chunk)
+        if index not in self._choices:
+            continuation = self._new_continuation(prompt)
+            self._choices[index] = HeldContinuation(continuation, self.form)
+        choice = self._choices[index]
+        before = choice.num_bytes
+        choice.add(chunk)
+        if self.request.report_rounds:
+            choice.extend(extension(chunk))
+        self._count(prompt, chunk)
+        return choice.num_bytes - before
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response, with held JSON in it.
+
+        The field ``ssd`` is beside a single choice, and in each of several; with one prompt, the
+        seed that they share is also beside them.
+        """
+        held = dict(sorted(self._choices.items()))
+        choices = [{"index": index, **choice.choice()} for index, choice in held.items()]
+        response = self._object(self.form.name, choices) | {"usage": self._usage()}
+        if not self.request.report_rounds:
+            return response
+        extensions = [choice.extension for choice in held.values()]
+        if len(choices) == 1:
+            return response | {"ssd": extensions[0]}
+        for choice, extended in zip(choices, extensions, strict=True):
+            choice["ssd"] = extended
+        seeds = [extended["seed"] for extended in extensions if "seed" in extended]
+        if len(self.request.calls) == 1 and seeds:
+            response["ssd"] = {"seed": seeds[0]}
+        return response
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:

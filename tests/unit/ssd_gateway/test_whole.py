@@ -5,11 +5,11 @@ import tracemalloc
 from typing import Any
 
 from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob, Usage
+from ssd_gateway.api import send_whole
 from ssd_gateway.json_text import BLOCK_BYTES
-from ssd_gateway.responses import ChatFormat
+from ssd_gateway.responses import ChatFormat, WholeAssembly
 from ssd_gateway.schemas import ChatRequest, parse
 from ssd_gateway.tool_calls import HermesReader, TextReader
-from ssd_gateway.whole import WholeAssembly, send_whole
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "' + "é" * 1000 + '"}}</tool_call>'
 
