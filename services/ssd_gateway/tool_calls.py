@@ -325,8 +325,8 @@ class _Object:
         """Name of a call whose members are in the usual order, once its arguments begin."""
         self._new = ""
         """Its arguments that were not returned yet."""
-        self._arguments: _Scanner | None = None
-        """Scanner of the arguments while they arrive."""
+        self._has_closed = False
+        """Whether the first object or list in the object, the arguments of a call, is complete."""
 
     @property
     def text(self) -> str:
@@ -338,8 +338,10 @@ class _Object:
 
         A name or arguments are returned once.
         """
-        rest = ""
+        rest, start, closed_at = "", 0, 0 if self._has_closed else len(text)
         for end, depth in self._scanner.ends(text):
+            if depth == 1 and not self._has_closed:
+                self._has_closed, closed_at = True, end
             if depth == 0:
                 self.is_complete = True
                 text, rest = text[:end], text[end:]
@@ -350,10 +352,10 @@ class _Object:
             name = _parsed(head[1]) if head else None
             if not head or not _is_name(name):
                 return rest, *(self._whole_call() if self.is_complete else ("", ""))
-            self._name, self._arguments = name, _Scanner()
-            text = self.text[head.end() :]
-        self._new += self._next_arguments(text)
-        if self._is_whole and self._arguments is not None:
+            # No bracket closes in the head, so the arguments begin in this text.
+            self._name, start = name, head.end() - len(self.text) + len(text)
+        self._new += text[start:closed_at]
+        if self._is_whole and not self._has_closed:
             return rest, "", ""
         name = "" if self.is_reported else self._name
         arguments, self._new = self._new, ""
@@ -367,16 +369,6 @@ class _Object:
             return None
         self._start += text[:room]
         return _HEAD.match(self._start)
-
-    def _next_arguments(self, text: str) -> str:
-        """Return the part of new text that belongs to the arguments."""
-        if self._arguments is None:
-            return ""
-        for end, depth in self._arguments.ends(text):
-            if depth == 0:
-                self._arguments = None
-                return text[:end]
-        return text
 
     def _whole_call(self) -> tuple[str, str]:
         """Return name and arguments of an object that has ended; empty if it is not a call."""
