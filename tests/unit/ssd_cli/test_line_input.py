@@ -11,8 +11,7 @@ from prompt_toolkit.output import DummyOutput
 
 from ssd.errors import RequestError
 from ssd_cli import line_input
-from ssd_cli.line_input import PipedLines, open_lines
-from ssd_cli.terminal_lines import HISTORY, TerminalLines
+from ssd_cli.line_input import HISTORY, PipedLines, TerminalLines, open_lines
 
 MAX_SECONDS = 60.0
 
