@@ -83,22 +83,6 @@ def check_factors(widen_target: int, widen_draft: int) -> None:
             raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
 
 
-def make_writable(folder: Path) -> None:
-    """Make a folder for results and try to write in it, before anything is measured.
-
-    Raises:
-        SettingsError: this is not possible.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise SettingsError(
-            f"--output: {folder} cannot be written ({error.strerror}): choose another folder"
-        ) from None
-
-
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Make a folder for results, and keep other runs out of it during the block.
@@ -108,7 +92,14 @@ def only_writer(folder: Path) -> Iterator[None]:
     Raises:
         SettingsError: the folder cannot be written, or another run writes to it.
     """
-    make_writable(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"--output: {folder} cannot be written ({error.strerror}): choose another folder"
+        ) from None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

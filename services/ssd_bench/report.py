@@ -7,9 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from ssd_bench.metrics import Spread, spread, spreads
+from ssd_bench.metrics import PARTS, Spread, spread, spreads
 from ssd_bench.prompts import DEMO
-from ssd_bench.round_parts import PARTS
 from ssd_bench.runs import MODES, ON_ALL_CPUS, Cell, Results
 
 COLUMNS = {

@@ -17,9 +17,8 @@ from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall, Prompt
 from ssd.runtime.launch import Deployment, RunningDeployment, deployed
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_bench.machine import CpuTicks, other_work, peak_memory_bytes, was_quiet
-from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
+from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, mean_ms
 from ssd_bench.prompts import DEMO
-from ssd_bench.round_parts import mean_ms
 
 BYTES_PER_WEIGHT = {
     "bfloat16": 2,

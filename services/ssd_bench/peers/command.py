@@ -34,8 +34,7 @@ from ssd_bench.peers.contenders import OWN, PAPER, PEERS, Dtype, contenders, ser
 from ssd_bench.peers.engines import Setup
 from ssd_bench.peers.environments import REQUIREMENTS
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
-from ssd_bench.peers.report import METHODS, markdown
-from ssd_bench.peers.results_file import ResultsFile
+from ssd_bench.peers.report import METHODS, ResultsFile, markdown
 from ssd_bench.peers.workers.wire import Batch
 from ssd_bench.prompts import DEMO, data_sets, read_texts
 

@@ -11,7 +11,15 @@ from ssd.observability.scrape import samples
 from ssd.runtime.launch import Deployment
 from ssd.types import Mode, SpeculationStatistics
 from ssd_bench.command import numbers
-from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, spread, spreads
+from ssd_bench.metrics import (
+    PARTS,
+    BatchFigures,
+    Continuation,
+    batch_figures,
+    mean_ms,
+    spread,
+    spreads,
+)
 from ssd_bench.report import (
     bound_over_sd,
     markdown,
@@ -22,7 +30,6 @@ from ssd_bench.report import (
     terminal_tables,
     verify_bandwidth,
 )
-from ssd_bench.round_parts import PARTS, mean_ms
 from ssd_bench.runs import Cell, Results, is_speculative, on_all_cpus, why_no_hits
 
 Times = tuple[float, float]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ssd_bench import plots
 from ssd_bench.__main__ import main, write
-from ssd_bench.round_parts import PARTS
+from ssd_bench.metrics import PARTS
 
 
 def record(figure: str, mode: str, **more: Any) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from ssd_bench.peers import command, environments
 from ssd_bench.peers.contenders import PEERS, Contender, Drafting, contenders
 from ssd_bench.peers.engines import Setup, answer_of, own_deployment
 from ssd_bench.peers.measure import Case, Row, num_steps, shortage_of
-from ssd_bench.peers.report import markdown, records, rows_of
-from ssd_bench.peers.results_file import ResultsFile
+from ssd_bench.peers.report import ResultsFile, markdown, records, rows_of
 from ssd_bench.peers.workers.wire import Batch
 
 PLAIN = Contender(peer="ssd")
