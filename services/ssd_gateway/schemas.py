@@ -165,10 +165,11 @@ class _Request(StructureFields):
         """
         options = self.stream_options or StreamOptions()
         includes_usage = bool(options.include_usage)
+        calls = self.calls()
         return PreparedRequest(
-            calls=tuple(self.calls()),
+            calls=tuple(calls.values()),
             names=self.names(),
-            prompt_names=self.prompt_names(),
+            prompt_names=tuple(calls),
             model=self.model or "",
             n=self.n or 1,
             stream=bool(self.stream),
@@ -204,8 +205,8 @@ class _Request(StructureFields):
         return Structure("tools", use.json_schema) if use.json_schema else asked
 
     @abstractmethod
-    def calls(self) -> list[GenerateCall]:
-        """Return a call for each prompt.
+    def calls(self) -> dict[str, GenerateCall]:
+        """Return a call for each prompt, by the field that errors of a prompt name.
 
         Raises:
             RequestError: a field is not valid or not supported.
@@ -248,10 +249,6 @@ class _Request(StructureFields):
         """Return fields of the body by their paths in the call, where the two differ."""
         field = self.structure.field
         return {"sampling.json_schema": field, "sampling.regex": field}
-
-    def prompt_names(self) -> tuple[str, ...]:
-        """Return the fields that contain the prompts."""
-        return ("prompt",)
 
     def _call(self, prompt: Prompt, sampling: SamplingParams) -> GenerateCall:
         return GenerateCall(
@@ -300,7 +297,7 @@ class ChatRequest(_Request):
             names["sampling.max_tokens"] = "max_completion_tokens"
         return names
 
-    def calls(self) -> list[GenerateCall]:
+    def calls(self) -> dict[str, GenerateCall]:
         """Return the call of the conversation; see ``_Request``."""
         turns = tuple(
             message.turn(f"messages[{index}]") for index, message in enumerate(self.messages)
@@ -317,7 +314,7 @@ class ChatRequest(_Request):
             tools=tools_text(tools) if tools else "",
             template_arguments=json.dumps(arguments, ensure_ascii=False) if arguments else "",
         )
-        return [self._call(conversation, sampling)]
+        return {"prompt": self._call(conversation, sampling)}
 
     @cached_property
     def tool_use(self) -> ToolUse:
@@ -348,7 +345,7 @@ class CompletionRequest(_Request):
             )
         return self
 
-    def calls(self) -> list[GenerateCall]:
+    def calls(self) -> dict[str, GenerateCall]:
         """See ``_Request``."""
         limit = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
         sampling = self._sampling(limit, self.logprobs, echo=bool(self.echo))
@@ -357,23 +354,21 @@ class CompletionRequest(_Request):
             raise FieldError(
                 "prompt", f"has {len(prompts)} prompts, must have 1..{self.max_prompts}"
             )
-        return [self._call(prompt, sampling) for prompt in prompts]
+        return {name: self._call(prompt, sampling) for name, prompt in prompts.items()}
 
-    def prompt_names(self) -> tuple[str, ...]:
-        """See ``_Request``."""
-        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return ("prompt",)
-        return tuple(f"prompt[{index}]" for index in range(len(self.prompt)))
-
-    def _prompts(self) -> list[Prompt]:
+    def _prompts(self) -> dict[str, Prompt]:
+        """Return the prompts by the field, or the entry of it, that contains them."""
         if isinstance(self.prompt, str):
-            return [self.prompt]
+            return {"prompt": self.prompt}
         # All items have one type, as the annotation of the field requires.
         items = cast("list[int | str | list[int]]", self.prompt)
         ids = tuple(item for item in items if isinstance(item, int))
         if ids:
-            return [ids]
-        return [tuple(item) if isinstance(item, list) else str(item) for item in items]
+            return {"prompt": ids}
+        return {
+            f"prompt[{index}]": tuple(item) if isinstance(item, list) else str(item)
+            for index, item in enumerate(items)
+        }
 
 
 def _num_bytes(prompt: Prompt) -> int:

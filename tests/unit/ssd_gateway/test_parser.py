@@ -17,7 +17,7 @@ threads: list[str] = []
 class Noted(CompletionRequest):
     """Notes the thread in which it is converted."""
 
-    def calls(self) -> list[GenerateCall]:
+    def calls(self) -> dict[str, GenerateCall]:
         threads.append(threading.current_thread().name)
         return super().calls()
 

@@ -22,7 +22,7 @@ KINDS = (ChatRequest, CompletionRequest)
 
 def calls(kind: Any, body: bytes) -> list[GenerateCall]:
     """The calls of a body, each of which can be encoded."""
-    found: list[GenerateCall] = parse(kind, body).calls()
+    found: list[GenerateCall] = list(parse(kind, body).calls().values())
     for call in found:
         generate_request(call)
     return found

@@ -14,7 +14,7 @@ from ssd_gateway.tools import FunctionDefinition
 
 def call_of(**fields: Any) -> GenerateCall:
     body = {"model": "m", "messages": HELLO, "tools": [WEATHER, TIME], **fields}
-    (call,) = parse(ChatRequest, json.dumps(body).encode()).calls()
+    (call,) = parse(ChatRequest, json.dumps(body).encode()).calls().values()
     return call
 
 
