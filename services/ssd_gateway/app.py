@@ -83,7 +83,7 @@ def make_app(
         return PlainTextResponse("live\n")
 
     async def readyz(_request: Request) -> Response:
-        if deadlines.is_draining:
+        if deadlines.draining.is_set():
             return PlainTextResponse("draining\n", 503)
         if not targets.num_ready:
             # The log has the causes: anyone reads this page, without a key.

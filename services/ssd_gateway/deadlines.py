@@ -17,11 +17,6 @@ class Deadlines:
         self.draining = asyncio.Event()
         """Set when the drain begins."""
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether the drain has begun."""
-        return self.draining.is_set()
-
     def pass_all(self) -> None:
         """End all requests, at the end of the drain: the HTTP server ends streams without an error.
 

@@ -74,7 +74,7 @@ class Gate:
         if not path.startswith(API_PREFIX):
             await self._app(scope, receive, out)
             return
-        if self._deadlines.is_draining:
+        if self._deadlines.draining.is_set():
             stops = NotReadyError("the gateway stops and accepts no new requests")
             # A client that keeps its connection would not reach another gateway.
             await problem_response(stops, request_id, closes=True)(scope, receive, out)
