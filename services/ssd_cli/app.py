@@ -13,7 +13,6 @@ import typer
 
 import ssd
 from ssd.console import run_app
-from ssd.errors import SSDError
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import WHOLE_TEXT_MS, GenerateCall
 from ssd.runtime.cpu_plan import one_cpu_a_core
@@ -32,7 +31,7 @@ from ssd_cli.commands import (
 from ssd_cli.demo import demo
 from ssd_cli.display import err, out, print_table, report, status, write
 from ssd_cli.figures import Collector
-from ssd_cli.generate import GenerateOptions, generate, json_line, read_prompt, show_generation
+from ssd_cli.generate import GenerateOptions, generate, read_prompt, show_generation
 from ssd_cli.line_input import open_lines
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
 from ssd_cli.options import (
@@ -144,7 +143,7 @@ def generate_command(
     shows_seed = sampling.temperature > 0
     show = partial(show_generation, requested=call.mode, is_json=is_json, shows_seed=shows_seed)
     try:
-        hint = run_work(_generated(options, call, collector, is_json=is_json), is_debug=debug)
+        hint = run_work(generate(options, call, collector), is_debug=debug)
     except KeyboardInterrupt:
         if collector.has_tokens:
             show(collector.partial())
@@ -154,20 +153,6 @@ def generate_command(
     show(collector.finish())
     if hint:
         report("hint", hint)
-
-
-async def _generated(
-    options: GenerateOptions, call: GenerateCall, collector: Collector, *, is_json: bool
-) -> str:
-    """Generate; after an error, end the partial text or print the partial object."""
-    try:
-        # --json prints the text in its object.
-        on_text = (lambda _text: None) if is_json else write
-        return await generate(options, call, collector, on_text)
-    except SSDError as error:
-        if collector.has_tokens:
-            write(json_line(collector.partial(str(error))) if is_json else "\n")
-        raise
 
 
 @app.command("up")

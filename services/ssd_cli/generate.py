@@ -36,23 +36,24 @@ class GenerateOptions:
     """Show no progress and no hints, for output that a machine reads."""
 
 
-async def generate(
-    options: GenerateOptions,
-    call: GenerateCall,
-    collector: Collector,
-    on_text: Callable[[str], None],
-) -> str:
+async def generate(options: GenerateOptions, call: GenerateCall, collector: Collector) -> str:
     """Continue a prompt; return a hint if no round was a hit, else an empty string.
 
-    ``collector`` receives each chunk, also those before an error or a cancellation, and ``on_text``
-    each new piece of the first text.
+    ``collector`` receives each chunk, also those before an error or a cancellation. The first text
+    is written as it arrives. Quiet output has nothing but, after an error, the partial object.
 
     Raises:
         SSDError: the processes cannot start, or the request fails.
     """
-    async with connected(options) as client:
-        await stream(client, call, collector, on_text)
-        return "" if options.is_quiet else await _hint(client, call.mode, collector)
+    on_text = (lambda _text: None) if options.is_quiet else write
+    try:
+        async with connected(options) as client:
+            await stream(client, call, collector, on_text)
+            return "" if options.is_quiet else await _hint(client, call.mode, collector)
+    except SSDError as error:
+        if collector.has_tokens:
+            write(json_line(collector.partial(str(error))) if options.is_quiet else "\n")
+        raise
 
 
 async def _hint(client: TargetClient, mode: Mode, collector: Collector) -> str:
@@ -80,7 +81,11 @@ async def stream(
     collector: Collector,
     on_text: Callable[[str], None],
 ) -> None:
-    """Continue a prompt on a target; arguments and errors as in ``generate``."""
+    """Continue a prompt on a target; ``on_text`` receives each new piece of the first text.
+
+    Raises:
+        SSDError: the request fails.
+    """
     collector.start()
     async for chunk in client.generate(call):
         collector.add(chunk)

@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tests.unit.ssd_cli.fresh import fresh_python
 
 import ssd
 from ssd.errors import IncompleteTextError, NotReadyError
+from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
@@ -337,7 +338,7 @@ def test_characters_that_the_output_lacks_are_escaped(monkeypatch: pytest.Monkey
 def test_ctrl_c_shows_the_statistics_of_what_was_generated(
     form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def generate(_options: object, _call: object, collector: Collector, _on: object) -> None:
+    async def generate(_options: object, _call: object, collector: Collector) -> None:
         collector.start()
         collector.add(GenerationChunk(token_ids=(4, 5), text="de", seed=3))
         raise KeyboardInterrupt
@@ -359,15 +360,11 @@ def test_ctrl_c_shows_the_statistics_of_what_was_generated(
 def test_an_error_after_the_first_token_prints_the_partial_text(
     form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def generate(
-        _options: object, _call: object, collector: Collector, on_text: Callable[[str], None]
-    ) -> None:
-        collector.start()
-        collector.add(GenerationChunk(token_ids=(4, 5), text="de", seed=3))
-        on_text("de")
+    async def generate(*_arguments: object) -> AsyncIterator[GenerationChunk]:
+        yield GenerationChunk(token_ids=(4, 5), text="de", seed=3)
         raise IncompleteTextError("the connection was lost after 2 tokens")
 
-    monkeypatch.setattr(app, "generate", generate)
+    monkeypatch.setattr(TargetClient, "generate", generate)
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1", *form]) == 1
     shown = capsys.readouterr()
     assert shown.err == "error: the connection was lost after 2 tokens\n"

@@ -1,12 +1,13 @@
 """``ssd generate``: its request and its output, without a process."""
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from ssd.errors import FieldError
+from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, SpeculationStatistics
 from ssd_cli import app
@@ -79,21 +80,14 @@ def test_all_continuations_are_printed(
 ) -> None:
     statistics = SpeculationStatistics(mode=Mode.AUTO, rounds=1)
 
-    async def generate(
-        _options: object, _call: object, collector: Collector, on_text: Callable[[str], None]
-    ) -> str:
-        collector.start()
+    async def generate(*_arguments: object) -> AsyncIterator[GenerationChunk]:
         for choice, text in enumerate(("ab", "cd")):
-            chunk = GenerationChunk(token_ids=(choice,), text=text, choice=choice)
-            last = GenerationChunk(
+            yield GenerationChunk(token_ids=(choice,), text=text, choice=choice)
+            yield GenerationChunk(
                 token_ids=(), choice=choice, finish_reason=FinishReason.STOP, statistics=statistics
             )
-            collector.add(chunk)
-            collector.add(last)
-        on_text("ab")
-        return ""
 
-    monkeypatch.setattr(app, "generate", generate)
+    monkeypatch.setattr(TargetClient, "generate", generate)
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--n", "2", *form]) == 0
     shown = capsys.readouterr().out
     if form:
@@ -121,9 +115,7 @@ def test_a_requested_mode_is_shown_also_if_a_short_text_did_not_use_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def generate(
-        _options: object, _call: object, collector: Collector, *_others: object
-    ) -> str:
+    async def generate(_options: object, _call: object, collector: Collector) -> str:
         collector.start()
         statistics = SpeculationStatistics(mode=ran, rounds=1)
         collector.add(
