@@ -85,10 +85,14 @@ class Gate:
         RUNNING_REQUESTS.set(self._num_requests)
         event = "refused"
         try:
-            if await self._is_admitted(scope, receive, out, headers.get("authorization")):
-                event = "request"
-                with self._counted(scope[CLIENT_KEY]):
-                    await self._app(scope, receive, out)
+            try:
+                self._admit(scope, headers.get("authorization"))
+            except SSDError as error:
+                await problem_response(error, request_id)(scope, receive, out)
+                return
+            event = "request"
+            with self._counted(scope[CLIENT_KEY]):
+                await self._app(scope, receive, out)
         finally:
             self._num_requests -= 1
             RUNNING_REQUESTS.set(self._num_requests)
@@ -96,32 +100,25 @@ class Gate:
                 self.is_idle.set()
             _count(scope, out, event)
 
-    async def _is_admitted(
-        self, scope: Scope, receive: Receive, out: "_Sender", authorization: str | None
-    ) -> bool:
-        """Answer a request that may not run, and return false."""
-        scope[CLIENT_KEY], _ = scope.get("client") or ("", 0)
-        try:
-            if name := self._keys.check(authorization):
-                scope[CLIENT_KEY] = f"key {name}"
-            self._check_room(scope[CLIENT_KEY])
-        except SSDError as error:
-            await problem_response(error, out.request_id)(scope, receive, out)
-            return False
-        return True
-
-    def _check_room(self, client: str) -> None:
-        """Raise ``OverloadedError`` if all clients together, or this one, have too many requests.
+    def _admit(self, scope: Scope, authorization: str | None) -> None:
+        """Note who sends a request.
 
         A request counts from its headers on, so one client could keep all others out at no cost.
+
+        Raises:
+            AccessError: its key is missing or wrong.
+            OverloadedError: all clients together, or this one, have too many requests.
         """
+        scope[CLIENT_KEY], _ = scope.get("client") or ("", 0)
+        if name := self._keys.check(authorization):
+            scope[CLIENT_KEY] = f"key {name}"
         most = self._settings.max_requests
         if self._num_requests > most:
             raise OverloadedError(
                 f"{most} requests are in progress, the maximum of this gateway (max_requests)"
             )
         of_one = most - most // _SHARE_OF_OTHERS
-        if self._num_requests_of[client] >= of_one:
+        if self._num_requests_of[scope[CLIENT_KEY]] >= of_one:
             raise OverloadedError(
                 f"{of_one} requests of this client are in progress; the other {most - of_one} of "
                 "max_requests are for other clients"
@@ -152,7 +149,7 @@ class _Sender:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
-        self.request_id = request_id
+        self._request_id = request_id
         self.status = 500
         """Status of the response; 500 without one."""
 
@@ -161,7 +158,7 @@ class _Sender:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.request_id
+            headers["x-request-id"] = self._request_id
             headers["x-content-type-options"] = "nosniff"
         await self._send(message)
 
