@@ -8,13 +8,13 @@ from pydantic import BaseModel
 from ssd import __version__
 from ssd.rpc.codec import MAX_PRIORITY
 from ssd.rpc.sampling_codec import RANGES
+from ssd_gateway.fields import MISSING_STRUCTURES
 from ssd_gateway.schemas import (
     MISSING_FEATURES,
     WITHOUT_EFFECT,
     ChatRequest,
     CompletionRequest,
 )
-from ssd_gateway.structures import MISSING_STRUCTURES
 
 _Schema = dict[str, Any]
 _REFS = "#/components/schemas/{model}"

@@ -20,19 +20,21 @@ from ssd.rpc.codec import WHOLE_TEXT_MS, Conversation, GenerateCall, Prompt
 from ssd.rpc.sampling_codec import MAX_STOPS, SEEDS
 from ssd.types import Mode, SamplingParams
 from ssd_gateway.fields import (
+    MISSING_STRUCTURES,
     UINT32,
     Biases,
     Count,
     Limit,
     Number,
     Part,
+    Structure,
+    StructureFields,
     Texts,
     TokenIdList,
     is_one_of,
 )
 from ssd_gateway.messages import Message
 from ssd_gateway.refusals import refusal
-from ssd_gateway.structures import MISSING_STRUCTURES, Structure, StructureFields
 from ssd_gateway.tools import ToolChoice, Tools, ToolUse, tool_use, tools_text
 
 COMPLETION_MAX_TOKENS = 16

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd_gateway.fields import MISSING_STRUCTURES
 from ssd_gateway.openapi import document
 from ssd_gateway.schemas import (
     MISSING_FEATURES,
@@ -14,7 +15,6 @@ from ssd_gateway.schemas import (
     CompletionRequest,
     parse,
 )
-from ssd_gateway.structures import MISSING_STRUCTURES
 
 
 def test_the_document_has_every_field_that_is_accepted() -> None:
