@@ -271,15 +271,63 @@ class ListReader(CallReader):
         return bool(rest)
 
 
-class _Scanner:
-    """Finds the ends of lists and objects in a text that should be JSON."""
+class _Object:
+    """One object of a text that should be JSON, which may be a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool) -> None:
+        self._text = io.StringIO()
+        self._start = ""
+        """The first characters; matching all again for each part would take quadratic time."""
+        self.is_complete = False
+        self.is_reported = False
+        """Whether it is a call and its name was returned."""
+        self._is_whole = is_whole
         self._depth = 0
+        """Number of open brackets."""
         self._is_in_text = False
         self._is_escaped = False
+        self._name = ""
+        """Name of a call whose members are in the usual order, once its arguments begin."""
+        self._new = ""
+        """Its arguments that were not returned yet."""
+        self._has_closed = False
+        """Whether the first object or list in the object, the arguments of a call, is complete."""
 
-    def ends(self, text: str) -> Iterator[tuple[int, int]]:
+    @property
+    def text(self) -> str:
+        """The object as far as it has arrived."""
+        return self._text.getvalue()
+
+    def push(self, text: str) -> tuple[str, str, str]:
+        """Return the text after the object, and the name and the arguments of the call so far.
+
+        A name or arguments are returned once.
+        """
+        rest, start, closed_at = "", 0, 0 if self._has_closed else len(text)
+        for end, depth in self._ends(text):
+            if depth == 1 and not self._has_closed:
+                self._has_closed, closed_at = True, end
+            if depth == 0:
+                self.is_complete = True
+                text, rest = text[:end], text[end:]
+                break
+        self._text.write(text)
+        if not self._name:
+            head = self._find_head(text)
+            name = _parsed(head[1]) if head else None
+            if not head or not _is_name(name):
+                return rest, *(self._whole_call() if self.is_complete else ("", ""))
+            # No bracket closes in the head, so the arguments begin in this text.
+            self._name, start = name, head.end() - len(self.text) + len(text)
+        self._new += text[start:closed_at]
+        if self._is_whole and not self._has_closed:
+            return rest, "", ""
+        name = "" if self.is_reported else self._name
+        arguments, self._new = self._new, ""
+        self.is_reported = True
+        return rest, name, arguments
+
+    def _ends(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield the place after each bracket that closes, with the number of open brackets.
 
         A tag, which is not JSON, ends all brackets.
@@ -307,60 +355,6 @@ class _Scanner:
             elif mark in "}]":
                 self._depth -= 1
                 yield place, self._depth
-
-
-class _Object:
-    """One JSON object of a text, which may be a call."""
-
-    def __init__(self, *, is_whole: bool) -> None:
-        self._text = io.StringIO()
-        self._start = ""
-        """The first characters; matching all again for each part would take quadratic time."""
-        self.is_complete = False
-        self.is_reported = False
-        """Whether it is a call and its name was returned."""
-        self._is_whole = is_whole
-        self._scanner = _Scanner()
-        self._name = ""
-        """Name of a call whose members are in the usual order, once its arguments begin."""
-        self._new = ""
-        """Its arguments that were not returned yet."""
-        self._has_closed = False
-        """Whether the first object or list in the object, the arguments of a call, is complete."""
-
-    @property
-    def text(self) -> str:
-        """The object as far as it has arrived."""
-        return self._text.getvalue()
-
-    def push(self, text: str) -> tuple[str, str, str]:
-        """Return the text after the object, and the name and the arguments of the call so far.
-
-        A name or arguments are returned once.
-        """
-        rest, start, closed_at = "", 0, 0 if self._has_closed else len(text)
-        for end, depth in self._scanner.ends(text):
-            if depth == 1 and not self._has_closed:
-                self._has_closed, closed_at = True, end
-            if depth == 0:
-                self.is_complete = True
-                text, rest = text[:end], text[end:]
-                break
-        self._text.write(text)
-        if not self._name:
-            head = self._find_head(text)
-            name = _parsed(head[1]) if head else None
-            if not head or not _is_name(name):
-                return rest, *(self._whole_call() if self.is_complete else ("", ""))
-            # No bracket closes in the head, so the arguments begin in this text.
-            self._name, start = name, head.end() - len(self.text) + len(text)
-        self._new += text[start:closed_at]
-        if self._is_whole and not self._has_closed:
-            return rest, "", ""
-        name = "" if self.is_reported else self._name
-        arguments, self._new = self._new, ""
-        self.is_reported = True
-        return rest, name, arguments
 
     def _find_head(self, text: str) -> re.Match[str] | None:
         """Return the beginning of a call after new text."""
