@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ssd_operator.api.spec import Object, Resource
-from ssd_operator.children.gateway import gateway_template
 from ssd_operator.children.objects import (
     KINDS,
     Component,
@@ -15,7 +14,7 @@ from ssd_operator.children.objects import (
     selector,
     targets_service,
 )
-from ssd_operator.children.pods import engine_template
+from ssd_operator.children.pods import engine_template, gateway_template
 from ssd_operator.children.processes import has_tls, process_of
 from ssd_operator.settings import OperatorSettings
 
