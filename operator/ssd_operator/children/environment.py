@@ -1,9 +1,14 @@
-"""Environment of engine pods: settings of the processes, and nothing else.
+"""Variables and arguments of pods: settings of the processes, and nothing else. Pure.
 
 A process refuses a setting that it does not have, and a pinned image may be older than the
 operator. So a variable is left out if its value is the process's own default.
+
+A target with engine vllm is ``python -m ssd_vllm``: vLLM's own server, whose arguments are vLLM's.
+Its worker of rank 0 connects to the drafts and serves ``AdminService`` on the gRPC port, which only
+the operator calls. Its middleware checks the tokens of clients (``ssd_vllm.gate``).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +35,8 @@ ANY_ADDRESS = "0.0.0.0"  # noqa: S104
 """A pod is reached by its own address, of either family: processes take this for both."""
 _PROCESS_DEADLINE_MILLISECONDS = 20
 """The processes' own table deadline."""
+VLLM_PORT = 8000
+"""Port of the OpenAI API of vLLM, ``/health`` and ``/metrics``."""
 
 
 def engine_environment(workload: Workload) -> list[Object]:
@@ -42,15 +49,15 @@ def engine_environment(workload: Workload) -> list[Object]:
         "PORT": TARGET_PORT if workload.is_target else DRAFT_PORT,
         "HTTP_PORT": HTTP_PORT,
         "DEVICE": "cuda" if is_gpu else "cpu",
-        "DTYPE": unless_default(spec.model.dtype, "auto"),
-        "WEIGHTS": unless_default(block.weights.lower(), "auto"),
+        "DTYPE": _unless_default(spec.model.dtype, "auto"),
+        "WEIGHTS": _unless_default(block.weights.lower(), "auto"),
         "DRAIN_SECONDS": block.drain_seconds,
         "MAX_MODEL_LEN": spec.model.max_model_len,
         "LOOKAHEAD": spec.speculation.lookahead,
         "BRANCHES": spec.speculation.branches,
         "THREADS": None if is_gpu else num_threads(workload),
         # Drafts of a pool have no collective channel: its targets may belong to others.
-        "CHANNEL": unless_default(spec.transport.channel.lower(), "grpc"),
+        "CHANNEL": _unless_default(spec.transport.channel.lower(), "grpc"),
         "REFLECTION": "true" if spec.observability.reflection else None,
         "TERMINATION_LOG": TERMINATION_LOG,
     }
@@ -60,12 +67,12 @@ def engine_environment(workload: Workload) -> list[Object]:
             "MODEL_NAME": spec.model.name or workload.resource.name,
             "DRAFTS": f"{drafts_name(workload.resource, workload.cell or 0)}:{DRAFT_PORT}",
             # Each GPU of the pod has one rank.
-            "TENSOR_PARALLEL_SIZE": unless_default(spec.tensor_parallel_size, 1),
+            "TENSOR_PARALLEL_SIZE": _unless_default(spec.tensor_parallel_size, 1),
             "MAX_NUM_SEQS": engine.max_num_seqs,
             "MAX_QUEUE": engine.max_queue,
             "DETERMINISTIC": "true" if engine.deterministic else None,
             "MAX_ROUND_TRIP_US": spec.transport.max_round_trip_microseconds,
-            **target_settings(workload),
+            **_target_settings(workload),
         }
     else:
         settings |= {
@@ -79,22 +86,65 @@ def engine_environment(workload: Workload) -> list[Object]:
     ]
     if workload.cell is not None:
         environment.append({"name": f"{prefix}_CELL", "value": str(workload.cell)})
-    return environment + hub_environment(block.source)
+    return environment + _hub_environment(block.source)
 
 
-def target_settings(workload: Workload) -> dict[str, object]:
+def vllm_environment(workload: Workload) -> list[Object]:
+    """Variables of vLLM; the user's are added to them."""
+    threads = {"name": "OMP_NUM_THREADS", "value": str(num_threads(workload))}
+    return ([] if workload.spec.is_gpu else [threads]) + _hub_environment(workload.block.source)
+
+
+def vllm_arguments(workload: Workload) -> list[str]:
+    """Arguments of vLLM: the user's, then those of fields of the resource, which win."""
+    spec, source = workload.spec, workload.block.source
+    speculation = {
+        "method": "custom_class",
+        "model": "ssd_vllm.Proposer",
+        "num_speculative_tokens": spec.speculation.lookahead,
+    }
+    plugin = {
+        "drafts": [f"{drafts_name(workload.resource, workload.cell or 0)}:{DRAFT_PORT}"],
+        "admin_port": TARGET_PORT,
+        # The operator calls the address of the pod; the NetworkPolicy admits no other client.
+        "admin_host": ANY_ADDRESS,
+        "allow_insecure": True,
+        **{name.lower(): value for name, value in _target_settings(workload).items()},
+    }
+    plugin_settings = {name: value for name, value in plugin.items() if value is not None}
+    settings = {
+        "model": source.uri.removeprefix("hf://") if source.revision else source.folder,
+        "revision": source.revision,
+        "served-model-name": spec.model.name or workload.resource.name,
+        "port": VLLM_PORT,
+        "ssl-certfile": f"{reserved.TLS_FOLDER}/tls.crt" if spec.security.tls else None,
+        "ssl-keyfile": f"{reserved.TLS_FOLDER}/tls.key" if spec.security.tls else None,
+        "dtype": _unless_default(spec.model.dtype, "auto"),
+        "max-model-len": spec.model.max_model_len,
+        # Each GPU of the pod has one rank.
+        "tensor-parallel-size": _unless_default(spec.tensor_parallel_size, 1),
+        "shutdown-timeout": spec.target.drain_seconds,
+        "worker-cls": "ssd_vllm.Worker",
+        "speculative-config": json.dumps(speculation),
+        "additional-config": json.dumps({"ssd": plugin_settings}),
+    }
+    arguments = [f"--{name}={value}" for name, value in settings.items() if value is not None]
+    return [*spec.target.args, *arguments]
+
+
+def _target_settings(workload: Workload) -> dict[str, object]:
     """Settings of speculation and security, which the engines of targets share."""
     speculation, deadline = workload.spec.speculation, workload.spec.draft_deadline_milliseconds
     return {
         "BRANCHES": speculation.branches,
-        "FAN_OUT": unless_default(speculation.fan_out.lower(), "adaptive"),
-        "BACKUP": unless_default(speculation.backup.lower(), "ngram"),
-        "DRAFT_DEADLINE_MS": unless_default(deadline, _PROCESS_DEADLINE_MILLISECONDS),
+        "FAN_OUT": _unless_default(speculation.fan_out.lower(), "adaptive"),
+        "BACKUP": _unless_default(speculation.backup.lower(), "ngram"),
+        "DRAFT_DEADLINE_MS": _unless_default(deadline, _PROCESS_DEADLINE_MILLISECONDS),
         **_security_settings(workload),
     }
 
 
-def hub_environment(source: Source) -> list[Object]:
+def _hub_environment(source: Source) -> list[Object]:
     """Variables of a process whose model is on the hub; empty for other sources."""
     # The engine reads what was fetched, and sends no request to the hub.
     return [_HUB, {"name": "HF_HUB_OFFLINE", "value": "1"}] if source.is_on_hub else []
@@ -119,7 +169,7 @@ def merged(ours: Sequence[Object], users: Sequence[Mapping[str, Any]]) -> list[O
     return overridden + list(theirs.values())
 
 
-def unless_default(value: object, default: object) -> object:
+def _unless_default(value: object, default: object) -> object:
     """Return a value that differs from the default of the process, else None."""
     return None if value == default else value
 

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd_operator.api.spec import Accelerator, Object, Resource
-from ssd_operator.children.environment import engine_environment
+from ssd_operator.children.environment import (
+    VLLM_PORT,
+    engine_environment,
+    vllm_arguments,
+    vllm_environment,
+)
 from ssd_operator.children.objects import (
     DRAFT_PORT,
     GATEWAY_PORT,
@@ -24,7 +29,6 @@ from ssd_operator.children.objects import (
     Component,
     Workload,
 )
-from ssd_operator.children.vllm import VLLM_PORT, vllm_arguments, vllm_environment
 from ssd_operator.settings import OperatorSettings
 
 
