@@ -29,10 +29,11 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import CLOCK_SECONDS, OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, DeferredCall, RepairLog, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
-from ssd_operator.policy.gateways import AwaitedGateway, awaited_gateway
 from ssd_operator.policy.rollout import (
     UNLINKED_SECONDS,
+    AwaitedGateway,
     Preflight,
+    awaited_gateway,
     held_drafts,
     held_targets,
     outdated_targets,

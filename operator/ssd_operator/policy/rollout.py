@@ -9,7 +9,8 @@ while other cells serve, the present target may be loading.
 Drafts roll after their target: a setting that both sides must share ends their link on whichever
 side it changes first. A cell's drafts roll once its old target is gone, while the new one loads.
 
-A cell that serves also waits for a new gateway (``gateways.py``).
+A cell that serves also waits for a new gateway. Gateways roll by their Deployment: a new one starts
+beside the old ones, and an old one ends once a new one is ready, which is once a target answers it.
 
 A cell also waits while one of its former targets is being deleted beside the present one, as on a
 lost node: Kubernetes would create the new target only after the former one has ended.
@@ -36,6 +37,14 @@ hangs would never be replaced. *Revisit when* busy targets are unready for longe
 *Decision*: one preflight a revision, on the node of the first cell that rolls. *Because* cells
 differ in nothing that could fail but the node. *Not chosen*: one a node, which would also pull the
 image to each. *Revisit when* pulls delay the later cells of a rollout.
+
+*Decision*: targets that serve wait until a new gateway has started, and the last one of several
+cells also waits until a new gateway is ready. *Because* a change of ``security`` makes new targets
+refuse old gateways. Without a wait, all targets were replaced although no new gateway could start,
+as its Secret did not exist, and OpenAI's API was down with Ready True. *Not chosen*: to wait until
+a new gateway is ready also with the first cell, because a gateway with TLS never finds an old
+target ready; to wait only if ``security`` changes, because a pod template does not show what the
+other side accepts. *Revisit when* gateways start much later than targets.
 """
 
 import math
@@ -59,6 +68,7 @@ from ssd_operator.observe.pod_state import (
     annotations_of,
     cell_of,
     has_ended,
+    has_started,
     is_live,
     is_ready,
     is_terminating,
@@ -69,7 +79,6 @@ from ssd_operator.observe.pod_state import (
 )
 from ssd_operator.observe.snapshot import UP, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure
-from ssd_operator.policy.gateways import AwaitedGateway
 
 RETRY_SECONDS = 60.0
 """Time until a preflight is repeated that was killed, or that the cluster ended."""
@@ -85,6 +94,8 @@ Stage = Literal["None", "Running", "Passed", "Stuck", "Failed"]
 """State of the preflight of a revision. None: no target that serves is to be replaced. Stuck: it
 does not run, because the pod is refused or for reasons outside of the revision. Failed: the
 revision cannot run."""
+AwaitedGateway = Literal["None", "Started", "Ready"]
+"""The state of a new gateway that outdated targets wait for; None: they wait for no gateway."""
 
 
 def outdated_targets(wanted: Sequence[Object], snapshot: Snapshot) -> list[Object]:
@@ -166,6 +177,31 @@ def held_drafts(
         if (waiting and stage != "Passed") or 2 * num_old > len(own):
             held.add(ref_of(deployment))
     return frozenset(held)
+
+
+def new_gateways(snapshot: Snapshot, revision: str) -> list[Object]:
+    """Live gateways of this revision."""
+    return [pod for pod in snapshot.live_gateways if revision_of(pod) == revision]
+
+
+def awaited_gateway(
+    gateways: Object | None,
+    targets: Sequence[Object],
+    outdated: Sequence[Object],
+    snapshot: Snapshot,
+) -> AwaitedGateway:
+    """Return what the ``outdated`` ones of the wanted ``targets`` wait for.
+
+    ``gateways`` is their wanted Deployment. Without a gateway of another revision, no API is lost.
+    """
+    new = [] if gateways is None else new_gateways(snapshot, revision_of(gateways))
+    has_old = len(new) < len(snapshot.live_gateways)
+    if gateways is None or not has_old or not outdated:
+        return "None"
+    if not any(map(has_started, new)):
+        return "Started"
+    is_last = len(outdated) == 1 < len(targets)
+    return "Ready" if is_last and not any(map(is_ready, new)) else "None"
 
 
 def unlinked_targets(snapshot: Snapshot, before: Mapping[str, float]) -> dict[str, float]:

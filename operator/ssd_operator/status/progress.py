@@ -20,8 +20,7 @@ from ssd_operator.observe.pod_state import (
     to_seconds,
 )
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
-from ssd_operator.policy.gateways import new_gateways
-from ssd_operator.policy.rollout import blocking_targets
+from ssd_operator.policy.rollout import blocking_targets, new_gateways
 from ssd_operator.status.pass_result import Condition, PassResult, no, yes
 from ssd_operator.status.readiness import (
     USUAL,
