@@ -29,12 +29,12 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.scaling import internal_scaling
 from ssd_operator.status.pass_result import Condition, PassResult, no, unknown, yes
-from ssd_operator.status.progress import progressing
-from ssd_operator.status.readiness import (
+from ssd_operator.status.pod_rules import (
     draft_ready,
     gateway_ready,
     num_ready_cells,
     pool_missing,
+    progressing,
     replicas_field,
     taken_names,
     target_ready,

@@ -15,8 +15,7 @@ from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.policy.plan import PlanState, remembered, unanswered_seconds
 from ssd_operator.status.condition_rules import HOLD_SECONDS, TYPES, pending
 from ssd_operator.status.pass_result import LONGEST_MESSAGE, PassResult
-from ssd_operator.status.progress import overdue_at
-from ssd_operator.status.readiness import USUAL
+from ssd_operator.status.pod_rules import USUAL, overdue_at
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_deleted, status_of_invalid
 
 SHORTEST_SECONDS = 1.0
