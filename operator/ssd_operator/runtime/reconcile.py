@@ -5,7 +5,7 @@ A plan is carried out call by call: one that is refused does not stop the others
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ssd.observability.log import get_logger
@@ -59,24 +59,17 @@ FAILING_SECONDS = 30.0
 _log = get_logger(__name__)
 
 
+@dataclass(slots=True)
 class Reconciler:
     """Carries out what ``plan`` decides. Asyncio loop; one pass a key at a time."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        cache: ObjectCache,
-        engines: Engines,
-        settings: OperatorSettings,
-        now: Callable[[], float],
-    ) -> None:
-        """``now`` is in seconds since the epoch."""
-        self._cluster = cluster
-        self._cache = cache
-        self._engines = engines
-        self._settings = settings
-        self._now = now
-        self._states: dict[Key, PlanState] = {}
+    cluster: Cluster
+    cache: ObjectCache
+    engines: Engines
+    settings: OperatorSettings
+    now: Callable[[], float]
+    """Seconds since the epoch."""
+    _states: dict[Key, PlanState] = field(default_factory=dict, init=False)
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -90,7 +83,7 @@ class Reconciler:
         if key[0] == UNTOUCHED_NAMESPACE:
             _log.warning("namespace_untouched", reason=f"nothing is written in {key[0]}")
             return None
-        cached = self._cache.resource(key)
+        cached = self.cache.resource(key)
         if cached is None or is_terminating(cached):
             self._forget(key)
             if cached is not None and cached["metadata"].get("finalizers"):
@@ -109,7 +102,7 @@ class Reconciler:
     async def _publish_deletion(self, key: Key, cached: Object) -> None:
         """Write that a resource is being deleted, and not what its status was before."""
         self._states[key] = PlanState(uid=cached["metadata"]["uid"])
-        report = report_deleted(cached, self._states[key], self._now())
+        report = report_deleted(cached, self._states[key], self.now())
         if await self._publish(key, cached, report):
             self._states.pop(key)
 
@@ -117,17 +110,17 @@ class Reconciler:
         try:
             resource = parse(cached)
         except SpecError as error:
-            invalid = report_invalid(cached, str(error), self._states[key], self._now())
+            invalid = report_invalid(cached, str(error), self._states[key], self.now())
             return RESYNC_SECONDS if await self._publish(key, cached, invalid) else None
         snapshot = await self._observe(key, cached, resource)
-        decided = plan(snapshot, self._settings, self._states[key])
+        decided = plan(snapshot, self.settings, self._states[key])
         if decided.is_writing and not await self._exists(key, cached):
             self._drop(key, cached)
             return None
         results = await self._carry_out(snapshot, decided)
         self._follow(snapshot)
         result = PassResult(
-            snapshot=replace(snapshot, now=self._now()),
+            snapshot=replace(snapshot, now=self.now()),
             plan=decided,
             results=results,
             state=self._states[key],
@@ -137,7 +130,7 @@ class Reconciler:
             return None
         if results.interruption is not None:
             raise results.interruption.error
-        retries = [call.retry_at - self._now() for call in results.deferred_calls.values()]
+        retries = [call.retry_at - self.now() for call in results.deferred_calls.values()]
         again_after = min(decided.again_after, report.again_after, *retries)
         if results.failed_calls:
             message = "; ".join(map(str, results.failed_calls.values()))
@@ -148,14 +141,14 @@ class Reconciler:
     async def _observe(self, key: Key, cached: Object, resource: Resource) -> Snapshot:
         """Return what is known of the resource's objects and of its engines."""
         snapshot = await observe(
-            self._cluster, self._cache, self._settings, cached, resource, self._now()
+            self.cluster, self.cache, self.settings, cached, resource, self.now()
         )
-        pools, drains = self._engines.state(key)
+        pools, drains = self.engines.state(key)
         if resource.is_pool:
             # Each target is followed once, under the key of its own resource.
-            states = map(self._engines.state, self._cache.linked(key))
+            states = map(self.engines.state, self.cache.linked(key))
             pools = {pod: report for reports, _ in states for pod, report in reports.items()}
-        errors = self._engines.errors(key)
+        errors = self.engines.errors(key)
         return replace(snapshot, pools=pools, call_errors=errors, drains=drains)
 
     async def _carry_out(self, snapshot: Snapshot, decided: PassPlan) -> Results:
@@ -166,12 +159,12 @@ class Reconciler:
             repairs=dict(state.repairs),
             deferred_calls=dict(state.deferred_calls),
         )
-        executor = PlanExecutor(self._cluster, self._cache, self._engines, snapshot, results)
+        executor = PlanExecutor(self.cluster, self.cache, self.engines, snapshot, results)
         await executor.carry_out(decided)
         since = None
         if results.interruption is not None:
-            since = self._now() if state.failing_since is None else state.failing_since
-            if self._now() - since >= FAILING_SECONDS:
+            since = self.now() if state.failing_since is None else state.failing_since
+            if self.now() - since >= FAILING_SECONDS:
                 results.failed_calls[results.interruption.ref] = results.interruption.error
         self._states[snapshot.resource.key] = replace(
             state,
@@ -187,7 +180,7 @@ class Reconciler:
         followed = () if snapshot.resource.is_pool else snapshot.ready_targets
         addresses = ((name_of(pod), address_of(pod)) for pod in followed)
         targets = {name: address for name, address in addresses if address is not None}
-        self._engines.follow(snapshot.resource.key, targets, set(map(name_of, snapshot.pods)))
+        self.engines.follow(snapshot.resource.key, targets, set(map(name_of, snapshot.pods)))
 
     async def _publish(self, key: Key, cached: Object, report: PassReport) -> bool:
         """Write the status, if it changed, and the Events; return whether the resource exists.
@@ -199,7 +192,7 @@ class Reconciler:
             status = {"apiVersion": API_VERSION, "kind": cached["kind"], "metadata": identity}
             status["status"] = report.status
             try:
-                answer = await self._cluster.apply(status, self._states[key].uid, "status")
+                answer = await self.cluster.apply(status, self._states[key].uid, "status")
             except MissingError:
                 if await self._exists(key, cached):
                     raise  # an API server that restarts may not serve the kind for a moment
@@ -208,12 +201,12 @@ class Reconciler:
             except RefusedError as error:  # a rule or webhook; the Events are what remains
                 _log.warning("status_refused", error=str(error))
             else:
-                self._cache.put(answer)
+                self.cache.put(answer)
         metrics.set_conditions(key, report.status.get("conditions") or ())
         self._states[key] = report.state
         for event in report.events:
             try:
-                await self._cluster.create(event_object(cached, event, self._now()))
+                await self.cluster.create(event_object(cached, event, self.now()))
             except ClusterError as error:
                 _log.warning("event_lost", reason=event.reason, error=str(error))
         return True
@@ -224,18 +217,18 @@ class Reconciler:
         It is read before the first write of a pass. The garbage collector deletes children of an
         owner that does not exist, and after each deletion a pass would make them again.
         """
-        live = await self._cluster.get(key[0], ref_of(cached))
+        live = await self.cluster.get(key[0], ref_of(cached))
         if live is None or live["metadata"]["uid"] != cached["metadata"]["uid"]:
             return False
         return not is_terminating(live)
 
     def _drop(self, key: Key, cached: Object) -> None:
         """Drop a resource that is gone, although the watch has not reported it yet."""
-        self._cache.mark_deleted(cached)
+        self.cache.mark_deleted(cached)
         self._forget(key)
 
     def _forget(self, key: Key) -> None:
-        self._engines.follow(key, {}, frozenset())
+        self.engines.follow(key, {}, frozenset())
         self._states.pop(key, None)
         metrics.set_conditions(key, ())
 
