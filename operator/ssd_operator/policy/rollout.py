@@ -332,6 +332,8 @@ def preflight_state(
     failures: Mapping[Ref, ApplyFailure],
 ) -> Preflight:
     """Return the state of the preflight of a change, given the failures of the last pass."""
+    if not outdated:
+        return Preflight()
     # Revisions of cells differ by the cell's number only: the first one's stands for all.
     name = f"{preflights.name}-{revision_of(wanted[0])}"
     live = snapshot.children.get(ref := Ref("Pod", name))
@@ -340,7 +342,7 @@ def preflight_state(
         for target in outdated
         if (pod := kept_pod(target, snapshot)) is not None
     ]
-    if outdated and live is not None:
+    if live is not None:
         preflight = _result(live, snapshot.now)
         places = [{"affinity": affinity_to(node)} for _, node in nodes]
         is_elsewhere = not any(matches(live["spec"], place) for place in places)
