@@ -52,12 +52,13 @@ from ssd_operator.policy.scaling import (
     next_replicas,
 )
 from ssd_operator.policy.services import (
+    differing,
     has_channel,
     keeps_ports,
     keeps_protocol,
     labels_fit,
-    other_ports,
-    other_protocols,
+    ports_of,
+    protocols_of,
 )
 from ssd_operator.settings import OperatorSettings
 
@@ -165,9 +166,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
         if (failure := failures.get(ref_of(target))) is None or not failure.is_of_template
     ]
     pods = Workload(resource=resource, settings=settings, component=Component.PREFLIGHT)
-    preflight = Preflight()
-    if targets:
-        preflight = preflight_state(pods, targets, outdated, snapshot, state.failures)
+    preflight = preflight_state(pods, targets, outdated, snapshot, state.failures)
     objects += [] if preflight.pod is None else [preflight.pod]
     state = replace(state, failures=holding(state.failures, objects, snapshot))
     revisions = {name_of(deployment): revision_of(deployment) for deployment in deployments}
@@ -182,9 +181,11 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, state: PlanState) -> Pa
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage, gateway)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
     keeps_engine = keeps_ports(targets, snapshot, targets_held)
-    held = targets_held | (other_ports(objects, snapshot) if keeps_engine else frozenset())
+    held = targets_held
+    if keeps_engine:
+        held |= differing(objects, snapshot, ports_of)
     if keeps_protocol(targets, snapshot, targets_held):
-        held |= other_protocols(objects, snapshot)
+        held |= differing(objects, snapshot, protocols_of)
     kept = {Component.DRAFT} if _refers_elsewhere(targets, snapshot) else set()
     # Gateways call the ports that the Services keep. One without its Service is removed.
     kept |= {Component.GATEWAY} if keeps_engine and not snapshot.gateway_services_lost else set()

@@ -105,20 +105,10 @@ def has_channel(snapshot: Snapshot) -> bool:
     )
 
 
-def other_ports(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
-    """Services and NetworkPolicies of targets with the ports of another engine."""
-    return _others(wanted, snapshot, _ports)
-
-
-def other_protocols(wanted: Iterable[Object], snapshot: Snapshot) -> frozenset[Ref]:
-    """Services of targets that name another protocol."""
-    return _others(wanted, snapshot, _protocols)
-
-
-def _others(
+def differing(
     wanted: Iterable[Object], snapshot: Snapshot, read: Callable[[Object], object]
 ) -> frozenset[Ref]:
-    """Objects of targets from which this reads another value than from the live ones."""
+    """Objects of targets from which ``read`` returns another value than from the live ones."""
     return frozenset(
         ref
         for child in wanted
@@ -128,13 +118,13 @@ def _others(
     )
 
 
-def _protocols(child: Object) -> list[str]:
+def protocols_of(child: Object) -> list[str]:
     """The application protocols of the ports of a Service; empty for other kinds."""
     ports = child["spec"].get("ports") if child["kind"] == "Service" else None
     return [port.get("appProtocol", "") for port in ports or ()]
 
 
-def _ports(child: Object) -> set[int]:
+def ports_of(child: Object) -> set[int]:
     """The port numbers of a Service or a NetworkPolicy; empty for other kinds."""
     match child["kind"]:
         case "Service":
