@@ -22,8 +22,7 @@ from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.api_server import ApiServer, connect
-from ssd_operator.runtime.engine_client import EngineClients
-from ssd_operator.runtime.engine_credentials import EngineCredentials
+from ssd_operator.runtime.engine_client import EngineClients, EngineCredentials
 from ssd_operator.runtime.reconcile import Reconciler
 from ssd_operator.runtime.schema_check import wait_for_schema
 from ssd_operator.runtime.watches import Lists, watch

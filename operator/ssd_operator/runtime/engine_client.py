@@ -9,20 +9,21 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
-from ssd.errors import NotReadyError, SSDError
+from ssd.errors import NotReadyError, SettingsError, SSDError
 from ssd.observability.log import get_logger
 from ssd.rpc.client import DraftClient, TargetClient
+from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, Reloaded, TlsFiles
 from ssd.rpc.listen import join_address
 from ssd.rpc.pool_codec import PoolStatus
-from ssd_operator.children.objects import DRAFT_PORT, TARGET_PORT, Component
+from ssd_operator.children.objects import DRAFT_PORT, TARGET_PORT, Component, server_name
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address
 from ssd_operator.observe.snapshot import TargetReport
 from ssd_operator.policy.drain import Drain
 from ssd_operator.runtime import metrics
-from ssd_operator.runtime.engine_credentials import EngineCredentials
 
 POLL_SECONDS = 10.0
 """Longest time between two calls to a target, which reports changes in between."""
@@ -36,10 +37,58 @@ DRAIN_POLL_SECONDS = 0.5
 """Time between two calls that read whether a draft has drained."""
 LONGEST_DRAIN_SECONDS = 300.0
 """A draft refuses a longer deadline."""
+_FILES = ("ca.crt", "tls.crt", "tls.key", "token")
+"""What the folder of the setting ``credentials`` may have."""
 
 _log = get_logger(__name__)
 _TaskId = tuple[Key, str, Address | None]
 """Resource, pod and, for targets, address."""
+
+
+class EngineCredentials:
+    """Credentials of calls to engines. Files that are added, changed or removed are read again.
+
+    The token is sent only to pods that accept tokens, after their certificate has been checked:
+    every user who may create a resource selects the image that receives the call.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """Read the files of a folder, each of which may be missing; without a folder none is read.
+
+        Raises:
+            SettingsError: there is no such folder, or a file is invalid.
+        """
+        if folder and not Path(folder).is_dir():
+            raise SettingsError(f"credentials: {folder} is not a folder")
+        paths = [str(Path(folder) / file) for file in _FILES] if folder else []
+        self._credentials = Reloaded(paths, lambda: _read_credentials(paths))
+
+    def of(self, key: Key, service: str, address: Address) -> ClientCredentials:
+        """Return the credentials for a pod behind a Service of a resource."""
+        if not address.is_tls:
+            return NO_CREDENTIALS
+        without_token, with_token = self._credentials.current()
+        credentials = with_token if address.has_tokens else without_token
+        return credentials.of_server(server_name(key[0], service))
+
+
+def _read_credentials(paths: list[str]) -> tuple[ClientCredentials, ClientCredentials]:
+    """Return credentials without and with the token, from the files that exist.
+
+    A metric shows the end of the certificate.
+    """
+    ca, certificate, key, token = (
+        path if Path(path).exists() else "" for path in paths or [""] * len(_FILES)
+    )
+    if not ca:
+        # A call to a port with TLS then fails, and the status has the reason.
+        metrics.show_certificate(None)
+        return NO_CREDENTIALS, NO_CREDENTIALS
+    tls = TlsFiles(ca=ca, certificate=certificate, key=key)
+    without_token, with_token = ClientCredentials(tls), ClientCredentials(tls, token)
+    # Calls may last for days: the metric reads a new certificate before the next call does.
+    metrics.show_certificate((lambda: without_token.expires_at) if certificate else None)
+    return without_token, with_token
 
 
 class Engines(Protocol):

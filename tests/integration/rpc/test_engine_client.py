@@ -17,8 +17,7 @@ from ssd.v1 import admin_pb2, admin_pb2_grpc
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address
 from ssd_operator.runtime import engine_client
-from ssd_operator.runtime.engine_client import EngineClients
-from ssd_operator.runtime.engine_credentials import EngineCredentials
+from ssd_operator.runtime.engine_client import EngineClients, EngineCredentials
 from ssd_target.settings import TargetSettings
 
 KEY = ("team-a", "demo")

@@ -10,7 +10,7 @@ from ssd.errors import SettingsError
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import Address, address_of
 from ssd_operator.runtime import metrics
-from ssd_operator.runtime.engine_credentials import EngineCredentials
+from ssd_operator.runtime.engine_client import EngineCredentials
 
 KEY = ("team-a", "demo")
 PLAIN = Address("10.0.0.1", is_tls=False, has_tokens=True)
