@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import re
 import runpy
 import signal
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ssd.observability.log import Event, parse_event
+from ssd.observability.scrape import samples
 from ssd.runtime.child import PR_SET_PDEATHSIG
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,9 +88,7 @@ class ProcessUnderTest:
 
     async def metrics(self) -> dict[str, float]:
         """Samples of ``/metrics`` by name with labels; after ``listening``."""
-        _, text = await self.probe("/metrics")
-        samples = re.findall(r"^(ssd_[^ ]+) (\S+)$", text, re.MULTILINE)
-        return {name: float(number) for name, number in samples}
+        return samples((await self.probe("/metrics"))[1])
 
     async def until_metrics(self, are_so: Callable[[dict[str, float]], bool]) -> dict[str, float]:
         """Wait until the metrics are so, and return them."""

@@ -95,9 +95,7 @@ async def generate_until_the_end(process: ProcessUnderTest) -> SSDError:
 
 async def until_running(process: ProcessUnderTest) -> None:
     """Wait until a target runs a request."""
-    async with asyncio.timeout(END_SECONDS):
-        while "ssd_running_sequences 0.0" in (await process.probe("/metrics"))[1]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await process.until_metrics(lambda found: found["ssd_running_sequences"] > 0)
 
 
 def pids_of(process: ProcessUnderTest) -> dict[int, int]:

@@ -14,7 +14,6 @@ import grpc.aio
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
-from prometheus_client.parser import text_string_to_metric_families
 from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, LONG_WAIT, QUICK
 from tests.processes import ProcessUnderTest, running
@@ -33,7 +32,6 @@ LONG = SamplingParams(temperature=0.0, max_tokens=1200, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True)
 PROMPT = "a prompt that nobody else may read"
-WAIT_SECONDS = 60.0
 CHANNEL = ("--channel", "collective")
 ONE_AT_A_TIME = ("--max-num-seqs", "1", *CHANNEL)
 RARE = {
@@ -46,7 +44,6 @@ RARE = {
 }
 """They need a fault or a long time; the tests of the code that counts them check that."""
 Samples = dict[str, float]
-"""By name and label values: ``ssd_rounds_total{hit}``."""
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -84,24 +81,9 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
         await server.stop(0)
 
 
-async def scrape(process: ProcessUnderTest) -> Samples:
-    status, text = await process.probe("/metrics")
-    assert status == 200
-    return {
-        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
-
-
 async def until(process: ProcessUnderTest, **values: float) -> Samples:
     """The metrics once these gauges have these values."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        # Another process has no event to wait for.
-        while not (samples := await scrape(process)).items() >= values.items():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    return samples
+    return await process.until_metrics(lambda found: found.items() >= values.items())
 
 
 def still(process: Literal["target", "draft"], before: Samples, *later: Samples) -> set[str]:
@@ -130,12 +112,12 @@ async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path)
         running("ssd_draft", *model, *CHANNEL) as draft,
     ):
         await draft.until("listening")
-        loading = await scrape(draft)
+        loading = await draft.metrics()
         await draft.until("ready")
         flags = ("--drafts", draft.grpc_address, *LONG_WAIT, "--otlp-endpoint", endpoint)
         async with running("ssd_target", *model, *flags, *ONE_AT_A_TIME) as target:
             await target.until("listening")
-            before = await scrape(target)
+            before = await target.metrics()
             assert (await target.until("link")).fields["state"] == "active"
             async with TargetClient(target.grpc_address) as client:
                 asked_at = time.monotonic()
@@ -146,7 +128,7 @@ async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path)
                 await anext(running_on)
                 waiting = asyncio.create_task(anext(client.generate(PROMPT, SHORT)))
                 busy = await until(target, ssd_waiting_sequences=1, ssd_open_sessions=1)
-                there = await scrape(draft)
+                there = await draft.metrics()
                 await running_on.aclose()
                 await waiting
                 with pytest.raises(FieldError):
@@ -160,8 +142,9 @@ async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path)
             assert await target.wait() == 0
         missing = still("target", before, busy, after) | still("draft", loading, there)
         assert missing <= RARE, f"metrics that nothing feeds: {missing}"
-        assert after["ssd_requests_total{cancelled}"] == after["ssd_requests_total{invalid}"] == 1
-        assert after["ssd_speculation_mode{speculative}"] == 1
+        for outcome in ("cancelled", "invalid"):
+            assert after[f'ssd_requests_total{{outcome="{outcome}"}}'] == 1
+        assert after['ssd_speculation_mode{mode="speculative"}'] == 1
     check_spans(collector)
     lines = [json.dumps(each.fields) for each in target.events if each.name == "request"]
     assert len(lines) >= 1
@@ -170,16 +153,16 @@ async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path)
 
 def check_values(samples: Samples, rounds: int) -> None:
     """Values after one long request: the first table arrives while it runs."""
-    assert samples["ssd_requests_total{length}"] == 1
-    assert samples["ssd_tokens_total{output}"] == LONG.max_tokens
-    assert samples["ssd_tokens_total{prompt}"] > 0
+    assert samples['ssd_requests_total{outcome="length"}'] == 1
+    assert samples['ssd_tokens_total{kind="output"}'] == LONG.max_tokens
+    assert samples['ssd_tokens_total{kind="prompt"}'] > 0
     kinds = ("hit", "miss", "late", "no_draft", "backup", "none")
-    assert sum(samples[f"ssd_rounds_total{{{kind}}}"] for kind in kinds) == rounds
-    assert samples["ssd_rounds_total{hit}"] > 0
-    assert samples["ssd_round_seconds_count{verify}"] == rounds
-    first = samples["ssd_accepted_tokens_total{1}"]
+    assert sum(samples[f'ssd_rounds_total{{result="{kind}"}}'] for kind in kinds) == rounds
+    assert samples['ssd_rounds_total{result="hit"}'] > 0
+    assert samples['ssd_round_seconds_count{part="verify"}'] == rounds
+    first = samples['ssd_accepted_tokens_total{position="1"}']
     assert 0 < first <= samples["ssd_proposed_tokens_total"]
-    assert samples["ssd_commit_to_wire_seconds_count"] >= samples["ssd_rounds_total{hit}"]
+    assert samples["ssd_commit_to_wire_seconds_count"] >= samples['ssd_rounds_total{result="hit"}']
 
 
 def check_spans(collector: Collector) -> None:
