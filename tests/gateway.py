@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import hashlib
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -234,6 +236,13 @@ async def gateway_of(
             yield process, client
 
 
+def keys_file(folder: Path, **keys: str) -> str:
+    """Write a file of API keys by name; return its path."""
+    lines = (f"{name}:{hashlib.sha256(key.encode()).hexdigest()}\n" for name, key in keys.items())
+    (folder / "keys").write_text("".join(lines))
+    return str(folder / "keys")
+
+
 def raw(
     front: Front, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], str]:
@@ -243,16 +252,12 @@ def raw(
         names.setdefault("content-type", "application/json")
     request = urllib.request.Request(front.base + path, data=body, headers=names)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return (
-                answer.status,
-                {k.lower(): v for k, v in answer.headers.items()},
-                answer.read().decode(),
-            )
+        answer = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as refusal:
-        with refusal:
-            found = {k.lower(): v for k, v in refusal.headers.items()}
-            return refusal.code, found, refusal.read().decode()
+        answer = refusal
+    with answer:
+        found = {k.lower(): v for k, v in answer.headers.items()}
+        return answer.status, found, answer.read().decode()
 
 
 async def get(front: Front, path: str, body: bytes | None = None, **headers: str) -> Any:

@@ -249,8 +249,8 @@ async def _until_readable(descriptor: int) -> None:
 
 def _get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url) as answer:
-            return answer.status, answer.read().decode()
+        answer = urllib.request.urlopen(url)
     except urllib.error.HTTPError as refusal:
-        with refusal:
-            return refusal.code, refusal.read().decode()
+        answer = refusal
+    with answer:
+        return answer.status, answer.read().decode()

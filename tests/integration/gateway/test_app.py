@@ -1,10 +1,7 @@
 """The API with the official client, in front of scripted targets on real ports."""
 
 import asyncio
-import hashlib
 import json
-import urllib.error
-import urllib.request
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +23,9 @@ from tests.gateway import (
     endless,
     fronting,
     get,
+    keys_file,
     post,
+    raw,
     refusing,
     sample,
     spells,
@@ -279,15 +278,8 @@ async def test_a_client_that_leaves_cancels_its_request_on_the_target() -> None:
             assert 'status="499"' in (await get(front, "/metrics"))[2]
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> str:
-    """A file with the key ``first``."""
-    file = tmp_path / "keys"
-    file.write_text(f"alice:{hashlib.sha256(b'first').hexdigest()}\n")
-    return str(file)
-
-
-async def test_keys_are_required_on_the_api_only(keys: str) -> None:
+async def test_keys_are_required_on_the_api_only(tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, alice="first")
     async with fronting(ScriptedTarget(), api_keys_file=keys) as front:
         assert (await get(front, "/readyz"))[0] == 200
         assert (await get(front, "/"))[0] == 200
@@ -388,7 +380,7 @@ HOSTS = {
 }
 
 
-async def test_without_keys_a_page_of_another_name_cannot_use_the_api(keys: str) -> None:
+async def test_without_keys_a_page_of_another_name_cannot_use_the_api(tmp_path: Path) -> None:
     async with fronting(ScriptedTarget()) as front:
         for wanted, hosts in HOSTS.items():
             for host in hosts:
@@ -396,7 +388,7 @@ async def test_without_keys_a_page_of_another_name_cannot_use_the_api(keys: str)
                     status, _, text = await get(front, path, host=host)
                     assert status == wanted, host
                     assert ("host_not_allowed" in text) == (wanted == 403)
-    for other in ({"api_keys_file": keys}, {"allow_insecure": True}):
+    for other in ({"api_keys_file": keys_file(tmp_path, alice="first")}, {"allow_insecure": True}):
         async with fronting(ScriptedTarget(), **other) as front:
             assert (await get(front, "/livez", host="rebound.example"))[0] == 200
 
@@ -426,11 +418,7 @@ async def test_requests_over_the_limit_are_answered_429() -> None:
 
 
 async def test_one_client_cannot_take_all_requests_of_a_gateway(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(
-        "".join(f"{key}:{hashlib.sha256(key.encode()).hexdigest()}\n" for key in ("a", "b"))
-    )
-    limits = {"max_requests": 8, "api_keys_file": str(keys)}
+    limits = {"max_requests": 8, "api_keys_file": keys_file(tmp_path, alice="a", bob="b")}
     async with (
         fronting(ScriptedTarget(endless), **limits) as front,
         front.client("a") as first,
@@ -472,14 +460,7 @@ async def test_no_body_is_answered_with_an_internal_error(front: Front) -> None:
     @given(BODIES, st.sampled_from(["completions", "chat/completions"]))
     def attack(body: dict[str, Any], path: str) -> None:
         given_body = json.dumps({"model": "demo"} | body if body else body).encode()
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(f"{front.base}/v1/{path}", given_body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                status, text = answer.status, answer.read().decode()
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                status, text = refusal.code, refusal.read().decode()
+        status, _, text = raw(front, f"/v1/{path}", given_body)
         assert status < 500, text
         assert ('"error"' in text) == (status >= 400), text
 

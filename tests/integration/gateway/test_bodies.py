@@ -1,13 +1,22 @@
 """Bodies of requests: shares of clients, and how fast a body must arrive."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import openai
 import pytest
-from tests.gateway import JSON_HEAD, Front, ScriptedTarget, endless, fronting, get, spells
+from tests.gateway import (
+    JSON_HEAD,
+    Front,
+    ScriptedTarget,
+    endless,
+    fronting,
+    get,
+    keys_file,
+    spells,
+    until_running,
+)
 
 from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk
@@ -37,9 +46,7 @@ async def test_the_prompts_of_a_client_in_progress_are_limited_and_metadata_is_n
                 )
             for stream in held:
                 await stream.close()
-            async with asyncio.timeout(10):
-                while "ssd_gateway_running_requests 0.0" not in (await get(front, "/metrics"))[2]:
-                    pass
+            await until_running(front, 0)
 
 
 async def test_a_whole_response_is_limited_and_a_stream_is_not() -> None:
@@ -85,12 +92,12 @@ async def test_bodies_that_do_not_end_deny_the_gateway_to_no_other_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body, "PART_SECONDS", 0.5)
-    keys = tmp_path / "keys"
-    keys.write_text(
-        "".join(f"{key}:{hashlib.sha256(key.encode()).hexdigest()}\n" for key in ("a", "b"))
-    )
-    limits = {"max_body_bytes": 2048, "max_total_body_bytes": 4096, "api_keys_file": str(keys)}
-    async with fronting(ScriptedTarget(), **limits) as front, front.client("b") as client:
+    limits = {"max_body_bytes": 2048, "max_total_body_bytes": 4096}
+    keys = keys_file(tmp_path, alice="a", bob="b")
+    async with (
+        fronting(ScriptedTarget(), **limits, api_keys_file=keys) as front,
+        front.client("b") as client,
+    ):
         head = JSON_HEAD + b"authorization: Bearer a\r\ncontent-length: 2048\r\n\r\n"
         slow = [await asyncio.open_connection("127.0.0.1", front.gateway.port) for _ in range(2)]
         for _, writer in slow:

@@ -1,11 +1,10 @@
 """The log of the gateway."""
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
-from tests.gateway import ScriptedTarget, fronting, get, spells
+from tests.gateway import ScriptedTarget, fronting, get, keys_file
 
 from ssd.observability.log import JsonFormatter
 
@@ -15,11 +14,9 @@ async def test_each_request_is_logged_at_its_end_with_its_id_and_its_client(
 ) -> None:
     caplog.set_level("INFO")
     caplog.handler.setFormatter(JsonFormatter("gateway"))
-    keys = tmp_path / "keys"
-    keys.write_text(f"alice:{hashlib.sha256(b'secret').hexdigest()}")
-    target = ScriptedTarget(spells)
+    keys = keys_file(tmp_path, alice="secret")
     async with (
-        fronting(target, api_keys_file=str(keys)) as front,
+        fronting(ScriptedTarget(), api_keys_file=keys) as front,
         front.client("secret") as client,
     ):
         await client.completions.create(
