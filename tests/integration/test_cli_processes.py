@@ -9,12 +9,13 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 from openai import AsyncOpenAI
 from tests.gateway import ScriptedTarget
 from tests.pairs import QUICK, deployed, target_of
@@ -117,16 +118,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def alone(pair: tuple[str, ...]) -> Iterator[str]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def alone(pair: tuple[str, ...]) -> AsyncIterator[str]:
     """Address of a target without drafts."""
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        try:
-            target, _ = runner.run(stack.enter_async_context(target_of(pair[1], *SHAPE)))
-            yield target.grpc_address
-        finally:
-            runner.run(stack.aclose())
+    async with target_of(pair[1], *SHAPE) as (target, _):
+        yield target.grpc_address
 
 
 Command = Callable[..., tuple[int, str, str]]

@@ -4,22 +4,22 @@ import asyncio
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.integration.test_target_drafts import (
     GAIN,
     SHAPE,
-    draft,
+    TARGET,
     generate,
     generate_until_hits,
-    target,
     until_link,
 )
 from tests.model_folders import model_folder
-from tests.pairs import LONG_WAIT
+from tests.pairs import LONG_WAIT, draft_of, target_of
 from tests.ports import free_port
 from tests.processes import ProcessUnderTest, running_code
 
@@ -28,7 +28,7 @@ from ssd.rpc.pool_codec import LinkStatus
 from ssd.types import Mode
 
 CHANNEL = ("--channel", "collective")
-FLAGS = (*LONG_WAIT, *CHANNEL)
+FLAGS = (*TARGET, *LONG_WAIT, *CHANNEL)
 MAX_SECONDS = 60.0
 LONGEST_LIFE_SECONDS = 1.5
 """A process is killed within this time: before, during or after the set-up of its channel."""
@@ -48,30 +48,18 @@ runpy.run_module("ssd_draft", run_name="__main__", alter_sys=True)
 folder = model_folder(seed=1, attention_gain=GAIN)
 
 
-@asynccontextmanager
-async def linked(
-    folder: Path, *flags: str
-) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest, TargetClient]]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(folder: Path) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
     """A target and its draft."""
     async with (
-        draft(folder, "0", *CHANNEL) as draft_process,
-        target(folder, [draft_process], *FLAGS, *flags) as (process, client),
+        draft_of(folder, *SHAPE, *CHANNEL) as draft_process,
+        target_of(folder, *FLAGS, drafts=[draft_process]) as (process, _),
     ):
-        yield process, draft_process, client
-
-
-@pytest.fixture(scope="module")
-def pair(folder: Path) -> Iterator[tuple[ProcessUnderTest, ProcessUnderTest, TargetClient]]:
-    with asyncio.Runner() as runner:
-        context = linked(folder)
-        yield runner.run(context.__aenter__())
-        runner.run(context.__aexit__(None, None, None))
+        yield process, draft_process
 
 
 @pytest.fixture
-async def client(
-    pair: tuple[ProcessUnderTest, ProcessUnderTest, TargetClient],
-) -> AsyncIterator[TargetClient]:
+async def client(pair: tuple[ProcessUnderTest, ProcessUnderTest]) -> AsyncIterator[TargetClient]:
     async with TargetClient(pair[0].grpc_address) as client:
         yield client
 
@@ -138,9 +126,9 @@ async def test_the_status_names_the_channel_its_transport_and_its_measurement(
 
 
 async def test_a_stopped_draft_is_lost_with_its_lease_and_joins_again_in_a_new_epoch(
-    pair: tuple[ProcessUnderTest, ProcessUnderTest, TargetClient], client: TargetClient
+    pair: tuple[ProcessUnderTest, ProcessUnderTest], client: TargetClient
 ) -> None:
-    process, twin, _ = pair
+    process, twin = pair
     plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
     epoch, before = (await only_link(client)).epoch, held(process)
     twin.signal(signal.SIGSTOP)
@@ -160,7 +148,7 @@ async def test_a_link_uses_grpc_if_its_draft_cannot_set_up_the_channel(folder: P
     shape = ("--model", str(folder), *SHAPE, *CHANNEL, "--port", "0")
     async with running_code(WITHOUT_GLOO, *shape) as draft_process:
         await draft_process.until("ready")
-        async with target(folder, [draft_process], *FLAGS) as (process, client):
+        async with target_of(folder, *FLAGS, drafts=[draft_process]) as (process, client):
             link = await only_link(client)
             assert (link.state, link.channel, link.transport) == ("active", "grpc", "tcp")
             assert link.channel_reason == "the draft: gloo does not connect: no such interface"
@@ -172,8 +160,8 @@ async def test_a_link_uses_grpc_if_its_draft_cannot_set_up_the_channel(folder: P
 
 async def test_a_target_cannot_switch_the_channel_on_at_a_draft(folder: Path) -> None:
     async with (
-        draft(folder) as draft_process,
-        target(folder, [draft_process], *FLAGS) as (_, client),
+        draft_of(folder, *SHAPE) as draft_process,
+        target_of(folder, *FLAGS, drafts=[draft_process]) as (_, client),
     ):
         link = await only_link(client)
         assert (link.state, link.channel) == ("active", "grpc")
@@ -187,16 +175,17 @@ async def test_drafts_killed_at_any_moment_change_no_token_and_leave_nothing(
     folder: Path, num_kills: int
 ) -> None:
     moments, port = random.Random(1), free_port()
+    flags = (*SHAPE, *CHANNEL, "--port", str(port))
     before: Counter[str] = Counter()
     address = f"127.0.0.1:{port}"
-    async with target(folder, [], *FLAGS, "--drafts", address) as (process, client):
+    async with target_of(folder, *FLAGS, "--drafts", address) as (process, client):
         plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
 
         async def is_active() -> bool:
             return (await only_link(client)).state == "active"
 
         for number in range(num_kills + 1):
-            async with draft(folder, str(port), *CHANNEL) as victim, asyncio.timeout(MAX_SECONDS):
+            async with draft_of(folder, *flags) as victim, asyncio.timeout(MAX_SECONDS):
                 if number in {0, num_kills}:
                     await until(is_active)
                     assert (await only_link(client)).channel == "collective"
@@ -212,7 +201,7 @@ async def test_drafts_killed_at_any_moment_change_no_token_and_leave_nothing(
 @pytest.mark.parametrize("num_kills", KILLS)
 async def test_targets_killed_at_any_moment_leave_nothing_on_their_draft(
     folder: Path,
-    pair: tuple[ProcessUnderTest, ProcessUnderTest, TargetClient],
+    pair: tuple[ProcessUnderTest, ProcessUnderTest],
     client: TargetClient,
     num_kills: int,
 ) -> None:
@@ -222,7 +211,7 @@ async def test_targets_killed_at_any_moment_leave_nothing_on_their_draft(
     before = held(draft_process)
     flags = (*FLAGS, "--drafts", draft_process.grpc_address)
     for _ in range(num_kills):
-        async with target(folder, [], *flags) as (victim, other), asyncio.timeout(MAX_SECONDS):
+        async with target_of(folder, *flags) as (victim, other), asyncio.timeout(MAX_SECONDS):
             answer = asyncio.create_task(generate(other))
             await asyncio.sleep(moments.uniform(0.0, LONGEST_LIFE_SECONDS))
             victim.signal(signal.SIGKILL)

@@ -2,12 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from tests.model_folders import model_folder
 from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
@@ -33,32 +34,17 @@ MAX_TRIES = 20
 folder = model_folder(seed=1, attention_gain=GAIN)
 
 
-def draft(
-    folder: Path, port: str = "0", *flags: str
-) -> AbstractAsyncContextManager[ProcessUnderTest]:
-    return draft_of(folder, *SHAPE, "--port", port, *flags)
-
-
-def target(
-    folder: Path, drafts: list[ProcessUnderTest], *flags: str
-) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
-    return target_of(folder, *TARGET, *flags, drafts=drafts)
-
-
-@pytest.fixture(scope="module")
-def twins(folder: Path) -> Iterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def twins(folder: Path) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
     """A target and its draft, linked, for tests that end neither."""
     there = ("--pod-name", "demo-draft-0-x", "--node-name", "n1", "--cell", "0", *BY_DEFAULT)
     here = ("--pod-name", "demo-target-0-y", "--node-name", "n1", "--cell", "0")
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        try:
-            twin = runner.run(stack.enter_async_context(draft(folder, "0", *there)))
-            started = target(folder, [twin], *LONG_WAIT, *DRAFT_ALONE, *here, *BY_DEFAULT)
-            process, _ = runner.run(stack.enter_async_context(started))
-            yield process, twin
-        finally:
-            runner.run(stack.aclose())
+    flags = (*TARGET, *LONG_WAIT, *DRAFT_ALONE, *here, *BY_DEFAULT)
+    async with (
+        draft_of(folder, *SHAPE, *there) as twin,
+        target_of(folder, *flags, drafts=[twin]) as (process, _),
+    ):
+        yield process, twin
 
 
 @pytest.fixture
@@ -86,11 +72,14 @@ async def generate(
 
 
 async def generate_until_hits(
-    client: TargetClient, plain: tuple[TokenId, ...], more_than: int = 0
+    client: TargetClient,
+    plain: tuple[TokenId, ...],
+    more_than: int = 0,
+    mode: Mode = Mode.SPECULATIVE,
 ) -> None:
     """Generate until one answer has that many hits; each has the tokens of plain decoding."""
     for _ in range(MAX_TRIES):
-        tokens, statistics = await generate(client)
+        tokens, statistics = await generate(client, mode)
         assert tokens == plain
         if statistics.hits > more_than:
             return
@@ -120,8 +109,8 @@ async def test_token_ids_without_an_embedding_are_refused(tmp_path: Path) -> Non
     """The tokenizer has 257 tokens and the embedding 250, as after adding tokens."""
     small = write_tiny_folder(tmp_path / "small", seed=1, vocab_size=250)
     async with (
-        draft(small) as draft_process,
-        target(small, [draft_process], *LONG_WAIT) as (_, client),
+        draft_of(small, *SHAPE) as draft_process,
+        target_of(small, *TARGET, *LONG_WAIT, drafts=[draft_process]) as (_, client),
     ):
         assert (await client.model_info()).vocab_size == 250
         with pytest.raises(FieldError, match=r"ids\[1\]: is 250, must be in 0..249"):
@@ -138,8 +127,8 @@ async def test_target_and_draft_can_have_embeddings_of_different_sizes(
 ) -> None:
     padded = write_tiny_folder(tmp_path / "padded", seed=1, attention_gain=GAIN, vocab_size=272)
     async with (
-        draft(folder) as draft_process,
-        target(padded, [draft_process], *LONG_WAIT) as (_, client),
+        draft_of(folder, *SHAPE) as draft_process,
+        target_of(padded, *TARGET, *LONG_WAIT, drafts=[draft_process]) as (_, client),
     ):
         plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
         await generate_until_hits(client, plain, more_than=20)
@@ -151,8 +140,8 @@ async def test_a_target_and_a_draft_of_different_dtypes_generate_identical_token
     folder: Path,
 ) -> None:
     async with (
-        draft(folder) as twin,
-        target(folder, [twin], *LONG_WAIT, "--dtype", "bfloat16") as (_, client),
+        draft_of(folder, *SHAPE) as twin,
+        target_of(folder, *TARGET, *LONG_WAIT, "--dtype", "bfloat16", drafts=[twin]) as (_, client),
         DraftClient(twin.grpc_address) as admin,
     ):
         found = (await client.model_info()).dtype, (await admin.get_status()).dtype
@@ -165,13 +154,13 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
     tmp_path: Path,
 ) -> None:
     folder = write_tiny_folder(tmp_path / "pair", seed=1, max_len=MAX_LEN)
-    flags = (*LONG_WAIT, "--max-model-len", str(MAX_LEN))
+    flags = (*TARGET, *LONG_WAIT, "--max-model-len", str(MAX_LEN))
     long = replace(WARM, max_tokens=MAX_LEN - 100)
     async with AsyncExitStack() as stack:
-        shape = ("0", "--max-model-len", str(MAX_LEN), "--drain-seconds", "60")
-        pair = [await stack.enter_async_context(draft(folder, *shape)) for _ in range(2)]
+        shape = (*SHAPE, "--max-model-len", str(MAX_LEN), "--drain-seconds", "60")
+        pair = [await stack.enter_async_context(draft_of(folder, *shape)) for _ in range(2)]
         draining, remaining = pair
-        _, client = await stack.enter_async_context(target(folder, pair, *flags))
+        _, client = await stack.enter_async_context(target_of(folder, *flags, drafts=pair))
 
         async def sessions() -> dict[str, int]:
             return {link.address: link.sessions for link in (await client.pool_status()).links}
@@ -214,13 +203,11 @@ async def test_both_ends_of_a_link_report_the_pod_of_the_other(
 async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_trip(
     folder: Path,
 ) -> None:
-    strict = ("--max-round-trip-us", "1", "--drafts")
-    async with AsyncExitStack() as stack:
-        draft_process = await stack.enter_async_context(
-            draft(folder, "0", "--pod-name", "demo-draft-0-x")
-        )
-        lone = target(folder, [], *strict, draft_process.grpc_address)
-        process, client = await stack.enter_async_context(lone)
+    strict = (*TARGET, "--max-round-trip-us", "1", "--drafts")
+    async with (
+        draft_of(folder, *SHAPE, "--pod-name", "demo-draft-0-x") as draft_process,
+        target_of(folder, *strict, draft_process.grpc_address) as (process, client),
+    ):
         refusal = (await process.until("link")).fields
         assert refusal["state"] == "refused"
         assert re.match(
@@ -242,12 +229,7 @@ async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(client: Tar
         await client.set_speculation(
             SpeculationChange(mode=Mode.SPECULATIVE, fan_out_policy="uniform", backup="none")
         )
-        for _ in range(MAX_TRIES):
-            tokens, statistics = await generate(client, Mode.AUTO)
-            assert tokens == plain
-            if statistics.hits:
-                break
-        assert statistics.hits > 0
+        await generate_until_hits(client, plain, mode=Mode.AUTO)
         await client.set_speculation(SpeculationChange(mode=Mode.AUTOREGRESSIVE))
         tokens, statistics = await generate(client, Mode.AUTO)
         assert tokens == plain
@@ -264,8 +246,8 @@ async def test_a_draft_that_does_not_pay_is_turned_off_and_reported(folder: Path
     waits = ("--no-adaptive-deadline", "--draft-deadline-ms", "100")
     flags = ("--backup", "none", "--no-circuit-breaker", *waits)
     async with (
-        draft(folder, "0", "--inject-step-ms", "60") as slow,
-        target(folder, [slow], *flags) as (_, client),
+        draft_of(folder, *SHAPE, "--inject-step-ms", "60") as slow,
+        target_of(folder, *TARGET, *flags, drafts=[slow]) as (_, client),
     ):
         plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
         for _ in range(MAX_TRIES):

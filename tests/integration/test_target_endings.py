@@ -3,13 +3,13 @@
 import asyncio
 import re
 import signal
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, QUICK, target_of
-from tests.processes import ProcessUnderTest, running_code
+from tests.processes import running_code
+from tests.texts import read
 
 from ssd.errors import IncompleteTextError, InternalError, NotReadyError
 from ssd.rpc.client import TargetClient
@@ -45,32 +45,16 @@ sys.exit(__main__.main(sys.argv[1:]))
 folder = model_folder(seed=1, max_len=MAX_LEN)
 
 
-def of(folder: Path) -> tuple[str, ...]:
-    return ("--model", str(folder), *ANY_PORT, *SHAPE)
-
-
-def target(
-    folder: Path, *flags: str
-) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
-    return target_of(folder, *SHAPE, *flags)
-
-
-async def read(client: TargetClient, prompt: str, sampling: SamplingParams = LONG) -> int:
-    """Return the number of tokens of a complete response."""
-    chunks = [chunk async for chunk in client.generate(prompt, sampling)]
-    assert chunks[-1].finish_reason is FinishReason.LENGTH
-    return sum(len(chunk.token_ids) for chunk in chunks)
-
-
 async def test_a_crash_of_the_step_thread_fails_all_requests_and_ends_the_process(
     folder: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "termination-log"
-    flags = ("--max-num-seqs", "2", "--termination-log", str(log))
-    async with running_code(BREAKS_AT_POSITION_60, *of(folder), *flags) as process:
+    model = ("--model", str(folder), *ANY_PORT, *SHAPE)
+    flags = (*model, "--max-num-seqs", "2", "--termination-log", str(log))
+    async with running_code(BREAKS_AT_POSITION_60, *flags) as process:
         await process.until("ready")
         async with TargetClient(process.grpc_address, ready_seconds=0) as client:
-            calls = [asyncio.create_task(read(client, f"call {n}")) for n in range(5)]
+            calls = [asyncio.create_task(read(client, f"call {n}", LONG)) for n in range(5)]
             results = await asyncio.gather(*calls, return_exceptions=True)
             for result in results:
                 assert isinstance(result, InternalError | NotReadyError)
@@ -85,7 +69,7 @@ async def test_a_crash_of_the_step_thread_fails_all_requests_and_ends_the_proces
 
 
 async def test_sigterm_finishes_running_streams_and_refuses_new_ones(folder: Path) -> None:
-    async with target(folder) as (process, client):
+    async with target_of(folder, *SHAPE) as (process, client):
         streams = [client.generate(f"stream {n}", LONG) for n in range(3)]
         counts = [len((await anext(stream)).token_ids) for stream in streams]
         process.signal(signal.SIGTERM)
@@ -94,7 +78,7 @@ async def test_sigterm_finishes_running_streams_and_refuses_new_ones(folder: Pat
         process.signal(signal.SIGTERM)
         process.signal(signal.SIGINT)
         with pytest.raises(NotReadyError, match="draining"):
-            await read(client, "too late")
+            await read(client, "too late", LONG)
         assert await process.probe("/readyz") == (503, "draining\n")
         assert await process.probe("/livez") == (200, "live\n")
         for index, stream in enumerate(streams):
@@ -105,7 +89,7 @@ async def test_sigterm_finishes_running_streams_and_refuses_new_ones(folder: Pat
 
 
 async def test_requests_that_exceed_the_drain_are_cancelled_with_the_reason(folder: Path) -> None:
-    async with target(folder, "--drain-seconds", "0.2") as (process, client):
+    async with target_of(folder, *SHAPE, "--drain-seconds", "0.2") as (process, client):
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
         process.signal(signal.SIGTERM)
@@ -117,14 +101,14 @@ async def test_requests_that_exceed_the_drain_are_cancelled_with_the_reason(fold
 async def test_the_drain_rpc_acts_like_sigterm_and_watches_continue_until_the_end(
     folder: Path,
 ) -> None:
-    async with target(folder) as (process, client):
+    async with target_of(folder, *SHAPE) as (process, client):
         statuses = client.watch_pool()
         assert (await anext(statuses)).running_sequences == 0
         stream = client.generate("abc", LONG)
         await anext(stream)
         assert await client.drain(60_000) == 1
         with pytest.raises(NotReadyError, match="draining"):
-            await read(client, "too late")
+            await read(client, "too late", LONG)
         rest = [chunk async for chunk in stream]
         assert rest[-1].finish_reason is FinishReason.LENGTH
         _ = [status async for status in statuses]

@@ -1,14 +1,13 @@
 """A real target at its limits: deadlines, disconnected clients, full queues, outcomes."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from tests.model_folders import model_folder
 from tests.pairs import LONG_WAIT, QUICK, draft_of, target_of
 from tests.processes import ProcessUnderTest
+from tests.texts import read
 
 from ssd.errors import (
     DeadlineError,
@@ -18,7 +17,7 @@ from ssd.errors import (
     RequestError,
 )
 from ssd.observability.metrics import OUTCOMES
-from ssd.rpc.client import DraftClient, TargetClient
+from ssd.rpc.client import DraftClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd.types import FinishReason, Mode, SamplingParams
@@ -36,25 +35,11 @@ Metrics = dict[str, float]
 folder = model_folder(seed=1, max_len=MAX_LEN)
 
 
-def target(
-    folder: Path, *flags: str, drafts: Sequence[ProcessUnderTest] = ()
-) -> AbstractAsyncContextManager[tuple[ProcessUnderTest, TargetClient]]:
-    return target_of(folder, *SHAPE, *flags, drafts=drafts)
-
-
 def is_free(metrics: Metrics) -> bool:
     return (
         metrics["ssd_running_sequences"] == metrics["ssd_waiting_sequences"] == 0
         and metrics['ssd_kv_blocks{state="used"}'] == 0
     )
-
-
-async def generate(
-    client: TargetClient, prompt: str, mode: Mode = Mode.AUTO, sampling: SamplingParams = GREEDY
-) -> list[int]:
-    chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
-    assert chunks[-1].finish_reason is FinishReason.LENGTH
-    return [token for chunk in chunks for token in chunk.token_ids]
 
 
 def link_of(status: PoolStatus, process: ProcessUnderTest) -> LinkStatus:
@@ -65,7 +50,7 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
     async with draft_of(folder, *SHAPE) as draft_process:
         unreachable = "127.0.0.1:1"
         flags = ("--drafts", f"{draft_process.grpc_address},{unreachable}", *LONG_WAIT)
-        async with target(folder, *flags) as (process, client):
+        async with target_of(folder, *SHAPE, *flags) as (process, client):
             async with asyncio.timeout(WAIT_SECONDS):
                 links: dict[str, LinkStatus] = {}
                 while {"active", "lost"} != {link.state for link in links.values()}:
@@ -95,18 +80,18 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
 
 
 async def test_a_request_that_exceeds_its_time_ends_with_the_reason(folder: Path) -> None:
-    async with target(folder, "--request-timeout-seconds", "1.5") as (process, client):
+    async with target_of(folder, *SHAPE, "--request-timeout-seconds", "1.5") as (process, client):
         with pytest.raises(DeadlineError, match=r"1\.5 s.*request_timeout_seconds"):
             async for _ in client.generate("abc", ENDLESS):
                 pass
         await process.until_metrics(is_free)
-        assert len(await generate(client, "abc")) == 24
+        assert len((await read(client, "abc", GREEDY)).token_ids) == 24
 
 
 async def test_a_disconnected_client_frees_the_sequence_and_the_session(folder: Path) -> None:
     async with (
         draft_of(folder, *SHAPE) as draft_process,
-        target(folder, *LONG_WAIT, drafts=[draft_process]) as (process, client),
+        target_of(folder, *SHAPE, *LONG_WAIT, drafts=[draft_process]) as (process, client),
         DraftClient(draft_process.grpc_address) as watcher,
     ):
         call = GenerateCall(prompt="abc", sampling=ENDLESS, mode=Mode.SPECULATIVE)
@@ -127,7 +112,7 @@ async def test_a_disconnected_client_frees_the_sequence_and_the_session(folder: 
 
 async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> None:
     flags = ("--max-num-seqs", "1", "--max-queue", "1")
-    async with target(folder, *flags) as (process, client):
+    async with target_of(folder, *SHAPE, *flags) as (process, client):
 
         async def outcomes(**expected: int) -> None:
             total = sum(expected.values())
@@ -141,22 +126,22 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
             counts = {outcome: found[name] for outcome, name in names.items()}
             assert {name: count for name, count in counts.items() if count} == expected
 
-        await generate(client, "abc")
+        assert (await read(client, "abc", GREEDY)).last.finish_reason is FinishReason.LENGTH
         for wrong in (SamplingParams(top_k=2**30), SamplingParams(max_tokens=MAX_LEN)):
             with pytest.raises(RequestError):
-                await generate(client, "abc", sampling=wrong)
+                await read(client, "abc", wrong)
         with pytest.raises(
             PromptSizeError, match=r"prompt is too long: the request has 2,\d+,\d+ bytes"
         ):
-            await generate(client, "x" * 2_000_000)
+            await read(client, "x" * 2_000_000, GREEDY)
         await outcomes(length=1, invalid=3)
 
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
-        waiting = asyncio.create_task(generate(client, "abc"))
+        waiting = asyncio.create_task(read(client, "abc", GREEDY))
         await process.until_metrics(lambda found: found["ssd_waiting_sequences"] == 1)
         with pytest.raises(OverloadedError):
-            await generate(client, "one too many")
+            await read(client, "one too many", GREEDY)
         waiting.cancel()
         await process.until_metrics(lambda found: found["ssd_waiting_sequences"] == 0)
         with pytest.raises(DeadlineError):
@@ -170,7 +155,7 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
         await anext(stream)
         await client.drain(60_000)
         with pytest.raises(NotReadyError):
-            await generate(client, "x")
+            await read(client, "x", GREEDY)
         await outcomes(length=1, invalid=3, overloaded=1, deadline=1, cancelled=2, unavailable=1)
         metrics = await process.metrics()
         assert metrics["ssd_time_to_first_token_seconds_count"] == 3, "two waited in vain"
