@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.messages import almost, messages, scaled
 from tests.handshake import hello_of
-from tests.processes import running
+from tests.pairs import QUICK, draft_of, target_of
 
 from ssd.rpc.client import TargetClient
 from ssd.rpc.link_codec import speculate_request
@@ -30,9 +30,9 @@ from ssd.v1 import admin_pb2, generate_pb2, speculation_pb2
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 LOOKAHEAD, BRANCHES, MAX_LEN = 3, 8, 128
 SHAPE = (
-    *("--dtype", "float32", "--engine", "torch", "--max-model-len", str(MAX_LEN)),
+    *("--dtype", "float32", "--max-model-len", str(MAX_LEN), *QUICK),
     *("--lookahead", str(LOOKAHEAD), "--branches", str(BRANCHES)),
-    *("--kv-cache-bytes", "8000000", "--port", "0", "--http-port", "0"),
+    *("--kv-cache-bytes", "8000000"),
 )
 ANSWER_SECONDS = 30.0
 CODES = grpc.StatusCode
@@ -60,17 +60,12 @@ class World:
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
-        async with contextlib.AsyncExitStack() as stack:
-            model = ("--model", str(self._folder))
-            self.draft = await stack.enter_async_context(running("ssd_draft", *model, *SHAPE))
-            await self.draft.until("ready")
-            flags = (*model, *SHAPE, "--drafts", self.draft.grpc_address)
-            self.target = await stack.enter_async_context(running("ssd_target", *flags))
-            await self.target.until("ready")
-            self.channels = [
-                await stack.enter_async_context(grpc.aio.insecure_channel(each.grpc_address))
-                for each in (self.target, self.draft)
-            ]
+        async with (
+            draft_of(self._folder, *SHAPE) as self.draft,
+            target_of(self._folder, *SHAPE, drafts=[self.draft]) as (self.target, _),
+            grpc.aio.insecure_channel(self.target.grpc_address) as self.to_target,
+            grpc.aio.insecure_channel(self.draft.grpc_address) as self.to_draft,
+        ):
             self.text = await self.honest_text()
             yield
 
@@ -81,7 +76,7 @@ class World:
 
     async def call(self, method: str, payload: bytes) -> grpc.StatusCode:
         """The status of a call that is cancelled after three messages, which counts as OK."""
-        channel: Any = self.channels[0]
+        channel: Any = self.to_target
         call = channel.unary_stream(f"/ssd.v1.{method}")(payload, timeout=ANSWER_SECONDS)
         most = 1 if method.endswith("WatchPool") else 3
         try:
@@ -99,7 +94,7 @@ class World:
 
     async def link(self, payloads: list[bytes]) -> grpc.StatusCode:
         """The status of a link that ends after these messages."""
-        channel: Any = self.channels[1]
+        channel: Any = self.to_draft
         call = channel.stream_stream("/ssd.v1.SpeculationService/Speculate")(timeout=ANSWER_SECONDS)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for payload in payloads:

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from tests.handshake import hello_of
 from tests.model_folders import model_folder
-from tests.pairs import ANY_PORT, QUICK
-from tests.processes import ProcessUnderTest, completed, running
+from tests.pairs import ANY_PORT, QUICK, draft_of
+from tests.processes import ProcessUnderTest, completed
 
 from ssd.errors import HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
@@ -35,20 +35,12 @@ from ssd.types import (
 
 K = 4
 N = 10
+SHAPE = (
+    *("--lookahead", str(K), "--branches", str(N), "--max-sessions", "3", "--dtype", "float32"),
+    *QUICK,
+)
 ANSWER_SECONDS = 60.0
 PROMPT = tuple(b"def fib(n):\n    return fib(n - 1)")
-
-
-def flags_of(folder: Path) -> tuple[str, ...]:
-    shape = ("--lookahead", str(K), "--branches", str(N), "--max-sessions", "3", *QUICK)
-    return (*ANY_PORT, "--model", str(folder), "--dtype", "float32", *shape)
-
-
-@asynccontextmanager
-async def serving(folder: Path, *flags: str) -> AsyncIterator[ProcessUnderTest]:
-    async with running("ssd_draft", *flags_of(folder), *flags) as process:
-        await process.until("ready")
-        yield process
 
 
 folder = model_folder()
@@ -56,7 +48,7 @@ folder = model_folder()
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def draft(folder: Path) -> AsyncIterator[ProcessUnderTest]:
-    async with serving(folder) as process:
+    async with draft_of(folder, *SHAPE) as process:
         yield process
 
 
@@ -223,7 +215,7 @@ async def test_a_target_that_closes_its_link_leaves_no_session(
 
 
 async def test_a_draft_sends_draining_serves_its_sessions_and_exits_with_0(folder: Path) -> None:
-    async with serving(folder) as process:
+    async with draft_of(folder, *SHAPE) as process:
         async with target(process, folder) as link:
             link.open(1)
             table = await link.table()
@@ -240,7 +232,7 @@ async def test_a_draft_sends_draining_serves_its_sessions_and_exits_with_0(folde
 
 
 async def test_a_drain_ends_at_its_limit_even_if_sessions_stay_open(folder: Path) -> None:
-    async with serving(folder, "--inject-step-ms", "100") as process:
+    async with draft_of(folder, *SHAPE, "--inject-step-ms", "100") as process:
         async with target(process, folder) as link:
             asked_at = asyncio.get_running_loop().time()
             link.open(1)
@@ -258,7 +250,7 @@ def test_a_port_in_use_is_reported_before_the_model_is_loaded(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
     port = draft.grpc_address.rpartition(":")[2]
-    ended = completed("ssd_draft", *flags_of(folder), "--port", port)
+    ended = completed("ssd_draft", "--model", str(folder), *ANY_PORT, *SHAPE, "--port", port)
     assert ended.code == 1
     lines = [json.loads(each) for each in ended.stderr.splitlines() if each.startswith("{")]
     assert [line["event"] for line in lines] == ["failed"]
