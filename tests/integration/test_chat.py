@@ -68,13 +68,8 @@ async def service() -> AsyncIterator[ScriptedTarget]:
 
 
 @pytest.fixture
-def endpoint(service: ScriptedTarget) -> str:
-    return service.address
-
-
-@pytest.fixture
-async def talk(endpoint: str) -> AsyncIterator[Chat]:
-    async with TargetClient(endpoint, ready_seconds=0) as client:
+async def talk(service: ScriptedTarget) -> AsyncIterator[Chat]:
+    async with TargetClient(service.address, ready_seconds=0) as client:
         yield Chat(client, SETTINGS, write, shows_metrics=True)
 
 
@@ -99,8 +94,8 @@ class Lines:
         return None
 
 
-def options(endpoint: str) -> GenerateOptions:
-    return GenerateOptions(endpoint=endpoint, deployment=Deployment(), is_quiet=False)
+def options(service: ScriptedTarget) -> GenerateOptions:
+    return GenerateOptions(endpoint=service.address, deployment=Deployment(), is_quiet=False)
 
 
 async def test_an_answer_follows_from_the_whole_conversation(
@@ -166,10 +161,10 @@ def test_settings_name_the_command_of_a_wrong_value() -> None:
 
 
 async def test_a_failed_answer_ends_neither_the_chat_nor_the_conversation(
-    endpoint: str, service: ScriptedTarget, capsys: pytest.CaptureFixture[str]
+    service: ScriptedTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = Lines("first", "", "fail", "second")
-    assert await chat(options(endpoint), SETTINGS, lines, shows_metrics=False) == 1
+    assert await chat(options(service), SETTINGS, lines, shows_metrics=False) == 1
     assert contents(service.calls[-1]) == ["first", "ok", "second"]
     output = capsys.readouterr()
     assert output.err == "error: a sensible reason\n"
@@ -205,15 +200,14 @@ async def test_a_message_after_two_slashes_begins_with_one(
 
 
 async def test_at_a_terminal_an_error_does_not_change_the_exit_code(
-    endpoint: str, capsys: pytest.CaptureFixture[str]
+    service: ScriptedTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = Lines("fail", is_terminal=True)
-    assert await chat(options(endpoint), SETTINGS, lines, shows_metrics=False) == 0
+    assert await chat(options(service), SETTINGS, lines, shows_metrics=False) == 0
     assert "demo on cpu, 1 draft(s); mode auto, temperature 0" in capsys.readouterr().err
 
 
 async def test_ctrl_c_stops_the_answer_and_not_the_program(
-    endpoint: str,
     service: ScriptedTarget,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -231,7 +225,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(
 
     monkeypatch.setattr("ssd_cli.chat.write", interrupt_after)
     async with asyncio.timeout(MAX_SECONDS):
-        code = await chat(options(endpoint), SETTINGS, Lines("wait", "more"), shows_metrics=False)
+        code = await chat(options(service), SETTINGS, Lines("wait", "more"), shows_metrics=False)
         await until_cancelled(service)
     assert code == 0
     # The text that has arrived belongs to the conversation.
@@ -240,9 +234,9 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(
 
 
 async def test_a_chat_that_is_cancelled_cancels_its_answer(
-    endpoint: str, service: ScriptedTarget
+    service: ScriptedTarget,
 ) -> None:
-    work = chat(options(endpoint), SETTINGS, Lines("wait"), shows_metrics=False)
+    work = chat(options(service), SETTINGS, Lines("wait"), shows_metrics=False)
     running = asyncio.create_task(work)
     async with asyncio.timeout(MAX_SECONDS):
         while not service.calls:  # noqa: ASYNC110 - the service runs in this loop
