@@ -30,6 +30,11 @@ from ssd.observability.scrape import samples
 from ssd.runtime.child import PR_SET_PDEATHSIG
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON = (
+    *("env", f"PYTHONPATH={ROOT / 'services'}{os.pathsep}{ROOT / 'operator'}"),
+    sys.executable,
+)
+"""A Python that has imported nothing, and finds the product."""
 METRICS_SECONDS = 120.0
 _READ_BYTES = 1 << 16
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -20,9 +19,9 @@ from openai import AsyncOpenAI
 from tests.gateway import ScriptedTarget
 from tests.pairs import QUICK, deployed, target_of
 from tests.pki import Authority, put
+from tests.processes import PYTHON
 from tests.served import serving
 
-import ssd
 from ssd.observability.scrape import scrape
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.server import RpcServer
@@ -31,9 +30,8 @@ from ssd.types import GenerationChunk
 from ssd_cli import generate
 from ssd_cli.app import run
 
-SERVICES = Path(ssd.__file__).parents[1]
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", *QUICK)
-COMMAND = ("env", f"PYTHONPATH={SERVICES}", sys.executable, "-m", "ssd_cli")
+COMMAND = (*PYTHON, "-m", "ssd_cli")
 OUTPUT_SECONDS = 240.0
 
 
@@ -56,7 +54,6 @@ def shared(pair: tuple[str, ...]) -> Iterator[str]:
     """Address of the target of an ``ssd up``, for tests that do not change it."""
     with subprocess.Popen(
         [*COMMAND, "up", "--json", "--port", "0", "--http-port", "0", *pair],
-        cwd=SERVICES,
         stdout=subprocess.PIPE,
     ) as process:
         try:
@@ -78,7 +75,6 @@ def shared(pair: tuple[str, ...]) -> Iterator[str]:
 async def command(*argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
         *(*COMMAND, *argv),
-        cwd=SERVICES,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

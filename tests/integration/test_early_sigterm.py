@@ -1,25 +1,18 @@
 """SIGTERM and SIGINT during the start of a process."""
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, QUICK
-from tests.processes import running_code
+from tests.processes import PYTHON, running_code
 
-import ssd
-import ssd_operator
 from ssd.observability.log import parse_event
 
-PATHS = os.pathsep.join(
-    str(Path(str(package.__file__)).parent.parent) for package in (ssd, ssd_operator)
-)
 LOADS_IN_A_LIBRARY = """
 import runpy
 import torch
@@ -83,12 +76,8 @@ def catches_sigterm(process: "subprocess.Popen[str]") -> bool:
 
 @pytest.mark.parametrize("module", ["ssd_target", "ssd_draft", "ssd_operator"])
 def test_sigterm_during_the_imports_ends_the_process_at_once(module: str) -> None:
-    process = subprocess.Popen(
-        ["env", f"PYTHONPATH={PATHS}", sys.executable, "-v", "-m", module],
-        stderr=subprocess.PIPE,
-        pipesize=4096,
-        text=True,
-    )
+    command = [*PYTHON, "-v", "-m", module]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, pipesize=4096, text=True)
     with process:
         try:
             assert process.stderr is not None
@@ -106,8 +95,7 @@ def test_sigterm_during_the_imports_ends_the_process_at_once(module: str) -> Non
 
 def started(code: str, *flags: str) -> "subprocess.Popen[str]":
     """Start Python. A fork, as in other tests, would end without the interpreter's shutdown."""
-    command = ["env", f"PYTHONPATH={PATHS}", sys.executable, "-c", code, *flags]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*PYTHON, "-c", code, *flags], stderr=subprocess.PIPE, text=True)
 
 
 def names(lines: Iterable[str]) -> Iterator[str]:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 
 import pytest
 from tests.hub import COMMIT, NAME, TOKEN, WAIT_SECONDS, Hub, serving
+from tests.processes import PYTHON
 
-import ssd
 from ssd.testing.tiny_folder import write_tiny_folder
 
-SERVICES = Path(ssd.__file__).parent.parent
 NO_COMMIT = "f" * 40
 
 
@@ -50,13 +48,12 @@ class Pod:
         variables = {
             "HF_ENDPOINT": self.hub.url,
             "HF_HOME": str(self.cache),
-            "PYTHONPATH": str(SERVICES),
             **({"HF_TOKEN": self.token} if self.token else {}),
             **more,
         }
         settings = [f"{name}={value}" for name, value in variables.items()]
         return subprocess.Popen(
-            ["env", *settings, sys.executable, *command], stderr=subprocess.PIPE, text=True
+            ["env", *settings, *PYTHON, *command], stderr=subprocess.PIPE, text=True
         )
 
     def start_fetch(self, model: str = f"hf://{NAME}@{COMMIT}") -> "subprocess.Popen[str]":
