@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from tests.integration.rpc.test_call_guard import WINDOW
 from tests.model_folders import model_folder
 from tests.pairs import draft_of, target_of
 from tests.processes import ProcessUnderTest
@@ -30,8 +31,6 @@ SHAPE = (
 WAIT_SECONDS = 120.0
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-NEVER_READS = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
-"""Options of a client that receives nothing until it reads."""
 folder = model_folder(seed=1, max_len=MAX_LEN)
 
 
@@ -86,7 +85,7 @@ async def test_slow_readers_get_all_tokens_in_fewer_messages_and_delay_nobody(fo
     async with pair(folder, "--max-queue", "16", *stall) as (target, _draft, client):
         whole = [chunk async for chunk in client.generate("abc", long)]
         tokens = [token for chunk in whole for token in chunk.token_ids]
-        async with grpc.aio.insecure_channel(target.grpc_address, options=NEVER_READS) as channel:
+        async with grpc.aio.insecure_channel(target.grpc_address, options=WINDOW) as channel:
             make: Any = generate_pb2_grpc.GenerateServiceStub
             call = GenerateCall(prompt="abc", sampling=long)
             slow = [make(channel).Generate(generate_request(call)) for _ in range(NUM_SLOTS - 1)]

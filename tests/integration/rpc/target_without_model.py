@@ -2,8 +2,9 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, Self, cast
 
+import grpc.aio
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from ssd.engine.target_runner import TargetRunner
@@ -16,7 +17,6 @@ from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import GenerateServicer
 from ssd_target.settings import TargetSettings
 
-METHOD = "/ssd.v1.GenerateService/Generate"
 MAX_MODEL_LEN = 64
 MAX_SECONDS = 60.0
 
@@ -39,6 +39,16 @@ class TargetWithoutModel:
         self.server = RpcServer("127.0.0.1", 0)
         tracer = (provider or NoOpTracerProvider()).get_tracer("ssd_target")
         GenerateServicer(settings, self.handler, int, tracer, self.clock).add_to(self.server)
+
+    async def __aenter__(self) -> Self:
+        """Serve, and connect ``channel``."""
+        await self.server.start()
+        self.channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{self.server.port}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+        await self.server.stop(0)
 
     def open(self, num_token_ids: int = 256) -> None:
         engine = SimpleNamespace(

@@ -12,7 +12,6 @@ from google.rpc import error_details_pb2, status_pb2
 from tests.integration.rpc.target_without_model import (
     MAX_MODEL_LEN,
     MAX_SECONDS,
-    METHOD,
     TargetWithoutModel,
 )
 
@@ -28,12 +27,14 @@ Request = generate_pb2.GenerateRequest
 class Served(TargetWithoutModel):
     """It calls itself."""
 
-    async def call(self, request: Request | bytes, seconds: float | None = None) -> "Failure":
+    def start(self, request: Request | bytes, seconds: float | None = None) -> Any:
         payload = request if isinstance(request, bytes) else request.SerializeToString()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.server.port}") as channel:
-            generate: Any = cast(Any, channel).unary_stream(METHOD)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await generate(payload, timeout=seconds).read()
+        method = self.channel.unary_stream("/ssd.v1.GenerateService/Generate")
+        return method(payload, timeout=seconds)
+
+    async def call(self, request: Request | bytes, seconds: float | None = None) -> "Failure":
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.start(request, seconds).read()
         return Failure(caught.value)
 
 
@@ -67,11 +68,9 @@ class Failure:
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    target = Served(TargetSettings(max_queue=2, max_num_seqs=1))
-    target.open(num_token_ids=100)
-    await target.server.start()
-    yield target
-    await target.server.stop(0)
+    async with Served(TargetSettings(max_queue=2, max_num_seqs=1)) as target:
+        target.open(num_token_ids=100)
+        yield target
 
 
 def sampling(**fields: Any) -> Request:
@@ -119,13 +118,11 @@ async def test_an_unknown_model_is_not_found(served: Served) -> None:
 
 @pytest.mark.parametrize("state", ["loading", "draining"])
 async def test_a_target_that_does_not_serve_is_unavailable_with_its_reason(state: str) -> None:
-    target = Served(TargetSettings())
-    if state == "draining":
-        target.open()
-        target.handler.close()
-    await target.server.start()
-    found = await target.call(Request(text="abc"))
-    await target.server.stop(0)
+    async with Served(TargetSettings()) as target:
+        if state == "draining":
+            target.open()
+            target.handler.close()
+        found = await target.call(Request(text="abc"))
     assert (found.code, found.reason) == (Code.UNAVAILABLE, "NOT_READY")
     assert state in found.message
     assert found.detail(error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
@@ -145,12 +142,10 @@ async def test_a_client_that_reads_nothing_ends_its_request(
 ) -> None:
     caplog.set_level("INFO")
     # So many tokens can wait that only the stalled write ends the request.
-    target = Served(TargetSettings(stream_stall_seconds=0.2, stream_buffer_tokens=1 << 24))
-    target.open(num_token_ids=100)
-    await target.server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{target.server.port}") as channel:
-        generate: Any = cast(Any, channel).unary_stream(METHOD)
-        call = generate(Request(text="abc").SerializeToString())
+    settings = TargetSettings(stream_stall_seconds=0.2, stream_buffer_tokens=1 << 24)
+    async with Served(settings) as target:
+        target.open(num_token_ids=100)
+        call = target.start(Request(text="abc"))
         stream = cast(TokenStream, (await target.arrival()).sink)
         # More than flow control lets through.
         for _ in range(1000):
@@ -161,23 +156,20 @@ async def test_a_client_that_reads_nothing_ends_its_request(
         assert stream.is_abandoned
         assert "stream_stalled" in caplog.messages
         call.cancel()
-    await target.server.stop(0)
 
 
 async def test_a_bug_returns_only_the_request_id_and_others_continue(served: Served) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.server.port}") as channel:
-        generate: Any = cast(Any, channel).unary_stream(METHOD)
-        other = generate(Request(text="abc").SerializeToString())
-        running = await served.arrival()
-        failing = asyncio.create_task(served.call(Request(text="abc")))
-        (await served.arrival()).sink.fail(RuntimeError("a secret prompt"))
-        served.wakeups.flush()
-        found = await failing
-        assert (found.code, found.reason) == (Code.INTERNAL, "INTERNAL")
-        request_id = found.trailers["x-request-id"]
-        assert request_id in found.message
-        assert "secret" not in str(found.status)
-        running.sink.put(GenerationChunk(token_ids=(97,)))
-        served.wakeups.flush()
-        assert generate_pb2.GenerateResponse.FromString(await other.read()).text == "a"
-        other.cancel()
+    other = served.start(Request(text="abc"))
+    running = await served.arrival()
+    failing = asyncio.create_task(served.call(Request(text="abc")))
+    (await served.arrival()).sink.fail(RuntimeError("a secret prompt"))
+    served.wakeups.flush()
+    found = await failing
+    assert (found.code, found.reason) == (Code.INTERNAL, "INTERNAL")
+    request_id = found.trailers["x-request-id"]
+    assert request_id in found.message
+    assert "secret" not in str(found.status)
+    running.sink.put(GenerationChunk(token_ids=(97,)))
+    served.wakeups.flush()
+    assert generate_pb2.GenerateResponse.FromString(await other.read()).text == "a"
+    other.cancel()

@@ -76,17 +76,9 @@ class Bench(TargetWithoutModel):
 
 @asynccontextmanager
 async def serving(exporter: InMemorySpanExporter | None) -> AsyncIterator[tuple[Bench, Any]]:
-    bench = Bench(exporter)
-    await bench.server.start()
     make: Any = generate_pb2_grpc.GenerateServiceStub
-    try:
-        async with (
-            asyncio.timeout(MAX_SECONDS),
-            grpc.aio.insecure_channel(f"127.0.0.1:{bench.server.port}") as channel,
-        ):
-            yield bench, make(channel)
-    finally:
-        await bench.server.stop(0)
+    async with Bench(exporter) as bench, asyncio.timeout(MAX_SECONDS):
+        yield bench, make(bench.channel)
 
 
 @pytest.fixture
