@@ -1,21 +1,26 @@
 """vLLM's HTTP server as a process under test."""
 
+import asyncio
 import json
 import ssl
 import subprocess
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.ports import free_port
 
+from ssd.rpc.client import TargetClient
+from ssd.rpc.pool_codec import PoolStatus
+
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 MODEL = ROOT / "services/ssd/demo/weights/target"
+MAX_SECONDS = 120.0
 LOOKAHEAD = 6
 GRAMMARS = {"backend": "xgrammar", "disable_any_whitespace": True}
 VARIABLES = {
@@ -78,6 +83,19 @@ class Server:
             json.dumps(body).encode(),
             {"content-type": "application/json", **headers},
         )
+
+
+async def until(client: TargetClient, is_reached: Callable[[PoolStatus], bool]) -> PoolStatus:
+    """Watch the pool until it has a state."""
+    async with asyncio.timeout(MAX_SECONDS), aclosing(client.watch_pool()) as states:
+        async for state in states:
+            if is_reached(state):
+                return state
+    raise AssertionError("the server has stopped")
+
+
+def is_active(pool: PoolStatus) -> bool:
+    return pool.links[0].state == "active"
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Certificates and tokens between clients, vLLM, drafts and the operator, in real processes."""
 
-import asyncio
-import contextlib
 import shutil
 import ssl
 import urllib.error
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from tests.pki import Authority
 from tests.vllm.runs import Draft
-from tests.vllm.server import Server, serving
+from tests.vllm.server import Server, is_active, serving, until
 
 from ssd.errors import AccessError, NotReadyError
 from ssd.rpc.client import TargetClient
@@ -102,7 +100,7 @@ async def test_callers_need_certificates_and_tokens_which_change_without_a_resta
         ) as server,
     ):
         async with TargetClient(server.admin_address, credentials=operator) as client:
-            await until_active(client)
+            await until(client, is_active)
             text = complete(server, TOKENS["clients"])
             assert len(text) == 60
             status = await client.pool_status()
@@ -128,12 +126,3 @@ async def test_callers_need_certificates_and_tokens_which_change_without_a_resta
         assert complete(server, "another-token-of-clients") == text
         async with TargetClient(server.admin_address, credentials=operator) as client:
             assert (await client.pool_status()).links[0].state == "active"
-
-
-async def until_active(client: TargetClient) -> None:
-    """Watch the pool until the link is active."""
-    async with asyncio.timeout(120), contextlib.aclosing(client.watch_pool()) as states:
-        async for state in states:
-            if state.links[0].state == "active":
-                return
-    raise AssertionError("the server has stopped")

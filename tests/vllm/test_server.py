@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,15 @@ from safetensors.torch import save_file
 from tests.ports import free_port
 from tests.processes import ProcessUnderTest, running
 from tests.vllm.runs import PATIENT
-from tests.vllm.server import MODEL, ROOT, Server, serving
+from tests.vllm.server import MODEL, ROOT, Server, is_active, serving, until
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import SpeculationChange
-from ssd.rpc.pool_codec import PoolStatus
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import Mode
 
 pytestmark = pytest.mark.vllm
-MAX_SECONDS = 120.0
 MAX_LEN = 512
 DASHBOARD = ROOT / "charts/ssd/files/dashboard.json"
 PROMPT = "def mean(values):\n    "
@@ -167,19 +165,6 @@ def server(adapter: Path, expected: Results, draft_port: int) -> Iterator[Server
 async def client(server: Server) -> AsyncIterator[TargetClient]:
     async with TargetClient(server.admin_address) as found:
         yield found
-
-
-async def until(client: TargetClient, is_reached: Callable[[PoolStatus], bool]) -> PoolStatus:
-    """Watch the pool until it has a state."""
-    async with asyncio.timeout(MAX_SECONDS), contextlib.aclosing(client.watch_pool()) as states:
-        async for state in states:
-            if is_reached(state):
-                return state
-    raise AssertionError("the server has stopped")
-
-
-def is_active(pool: PoolStatus) -> bool:
-    return pool.links[0].state == "active"
 
 
 @contextlib.asynccontextmanager
