@@ -16,6 +16,7 @@ import torch
 from tests.gpu.checkpoints import Pair, llama_pair, qwen3_pair
 from tests.gpu.environment import Environment, Figure
 from tests.gpu.models import DTYPE_OF, LOOKAHEAD, MAX_MODEL_LEN, STATIC
+from tests.pairs import LONG_WAIT
 from tests.texts import read
 
 from ssd.demo.corpus import held_out_prompts
@@ -42,11 +43,6 @@ MAX_SESSIONS = 2
 sessions up to it is a shape to compile."""
 ONE_SHAPE = ("--deterministic", "--max-num-seqs", "1")
 TWO_RANKS = ("--tensor-parallel-size", "2")
-WITHOUT_LATE_TABLES = (
-    *("--draft-deadline-ms", "10000"),
-    *("--no-adaptive-deadline", "--no-circuit-breaker"),
-)
-"""On a busy CPU, a draft can be slower than any deadline for speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +156,7 @@ def deployment_of(
         target_flags=(
             *("--device", environment.target_device),
             *target_flags,
-            *(() if environment.is_cuda else WITHOUT_LATE_TABLES),
+            *(() if environment.is_cuda else LONG_WAIT),
         ),
         draft_flags=("--device", draft_device, "--max-sessions", str(max_sessions)),
     )
