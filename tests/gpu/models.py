@@ -12,8 +12,9 @@ from tests.gpu.environment import Environment
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from ssd.engine.attention.paged import PagedAttention, make_paged
 from ssd.engine.batch import PagedBatch
-from ssd.engine.config import ModelConfig
+from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.precision import DTYPES
 from ssd.engine.runner import AnyRunner, load_runner
@@ -83,6 +84,17 @@ def _open(
     runner = load_runner(kind, model.folder, model.engine, lambda _stage, _fraction: None)
     runner.warm_up(lambda _stage, _fraction: None)
     return runner
+
+
+def attention_of(engine: EngineConfig, model: ModelConfig) -> PagedAttention:
+    """Return the attention with which the engine of GPUs runs a model."""
+    return make_paged(
+        engine.attention,
+        engine.device,
+        engine.dtype,
+        head_size=model.head_size,
+        is_deterministic=not engine.branches,
+    ).attention
 
 
 def release_memory() -> None:

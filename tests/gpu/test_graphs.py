@@ -6,11 +6,10 @@ import pytest
 import torch
 from tests.gpu.checkpoints import small_pair
 from tests.gpu.environment import Environment, Figure
-from tests.gpu.models import draft_settings, target_settings
+from tests.gpu.models import attention_of, draft_settings, target_settings
 from tests.passes import trees, verifies
 from torch import Tensor
 
-from ssd.engine.attention.paged import make_paged
 from ssd.engine.capture import Capture, CudaGraphs, Graphs
 from ssd.engine.config import ModelConfig
 from ssd.engine.models.decoder import open_decoder
@@ -120,11 +119,4 @@ def _logits(
 def _open(local: LocalModel, capture: Capture) -> Any:
     engine, model = local.engine, ModelConfig.from_folder(local.folder)
     decoder = open_decoder(local.folder, model, engine, lambda _fraction: None)
-    chosen = make_paged(
-        engine.attention,
-        engine.device,
-        engine.dtype,
-        head_size=model.head_size,
-        is_deterministic=not engine.branches,
-    )
-    return make_execution(decoder, engine, chosen.attention, capture)
+    return make_execution(decoder, engine, attention_of(engine, model), capture)

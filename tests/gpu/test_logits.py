@@ -9,6 +9,7 @@ import torch
 from tests.gpu.checkpoints import Pair, llama_pair, qwen3_pair
 from tests.gpu.environment import Environment, Figure
 from tests.gpu.models import (
+    attention_of,
     first_logits,
     first_tokens,
     open_target,
@@ -19,7 +20,6 @@ from tests.gpu.models import (
 from tests.gpu.test_passes import verify_seconds
 from torch import Tensor
 
-from ssd.engine.attention.paged import make_paged
 from ssd.engine.capture import capture_of
 from ssd.engine.compiler import has_c_compiler
 from ssd.engine.config import DTYPE_BYTES, EngineConfig, ModelConfig
@@ -133,14 +133,8 @@ def _with_layers(
     """Return the first logits [P, V], and the time of a verify."""
     release_memory()
     decoder = Decoder(model, weights, is_compiled=is_compiled)
-    attention = make_paged(
-        engine.attention,
-        engine.device,
-        engine.dtype,
-        head_size=model.head_size,
-        is_deterministic=True,
-    ).attention
-    execution = make_execution(decoder, engine, attention, capture_of(engine.device))
+    capture = capture_of(engine.device)
+    execution = make_execution(decoder, engine, attention_of(engine, model), capture)
     assert isinstance(execution, StaticTarget)
     runner = TargetRunner(execution, model, engine)
     return first_logits(runner), verify_seconds(runner, 1, environment)
