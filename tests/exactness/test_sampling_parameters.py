@@ -14,16 +14,10 @@ from dataclasses import dataclass, replace
 import pytest
 from tests.exactness.cells import Size, pair
 from tests.pairs import LONG_WAIT, draft_of, target_of
+from tests.texts import Text, read_choices
 
 from ssd.rpc.client import TargetClient
-from ssd.types import (
-    FinishReason,
-    Mode,
-    PositionLogprobs,
-    SamplingParams,
-    SpeculationStatistics,
-    TokenId,
-)
+from ssd.types import FinishReason, Mode, SamplingParams
 
 PERSON = {
     "type": "object",
@@ -76,41 +70,19 @@ MOST_WAVES = 20
 """Maximum number of times that texts with a structure run until a table hits in each."""
 
 
-@dataclass(frozen=True)
-class Found:
+@dataclass(frozen=True, slots=True)
+class Found(Text):
     """One continuation of one case."""
 
     case: str
-    choice: int
-    text: str
-    token_ids: tuple[TokenId, ...]
-    logprobs: tuple[PositionLogprobs, ...]
-    finish_reason: FinishReason | None
-    statistics: SpeculationStatistics
 
 
 async def run_case(
     client: TargetClient, name: str, prompt: str, mode: Mode, max_tokens: int
 ) -> list[Found]:
     sampling = replace(CASES[name], seed=len(prompt), max_tokens=max_tokens)
-    chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
-    found = []
-    for choice in range(CASES[name].n):
-        own = [chunk for chunk in chunks if chunk.choice == choice]
-        statistics = own[-1].statistics
-        assert statistics is not None
-        found.append(
-            Found(
-                case=name,
-                choice=choice,
-                text="".join(chunk.text for chunk in own),
-                token_ids=tuple(token for chunk in own for token in chunk.token_ids),
-                logprobs=tuple(each for chunk in own for each in chunk.logprobs),
-                finish_reason=own[-1].finish_reason,
-                statistics=statistics,
-            )
-        )
-    return found
+    texts = await read_choices(client, prompt, sampling, mode)
+    return [Found(texts[choice].chunks, name) for choice in range(CASES[name].n)]
 
 
 async def run_all(
@@ -147,7 +119,8 @@ async def check_accepted(client: TargetClient, size: Size, plain: list[Found]) -
 def check_structure(found: Found) -> None:
     """Assert that a text that ended by its structure has it."""
     sampling = CASES[found.case]
-    if found.finish_reason is not FinishReason.STOP or found.text.endswith(sampling.stop or "\0"):
+    is_stopped = found.last.finish_reason is FinishReason.STOP
+    if not is_stopped or found.text.endswith(sampling.stop or "\0"):
         return
     if sampling.regex:
         assert re.fullmatch(sampling.regex, found.text), found
@@ -164,7 +137,7 @@ def check_same(found: list[Found], plain: list[Found]) -> None:
     """Assert that texts are those of plain decoding, with their structures and probabilities."""
     for expected, text in zip(plain, found, strict=True):
         assert text.token_ids == expected.token_ids, text
-        assert text.finish_reason is expected.finish_reason
+        assert text.last.finish_reason is expected.last.finish_reason
         for one, other in zip(text.logprobs, expected.logprobs, strict=True):
             assert one.selected.token_id == other.selected.token_id
             assert one.selected.logprob == pytest.approx(other.selected.logprob, abs=1e-4)
@@ -228,6 +201,6 @@ async def test_the_tokens_of_each_mode_are_the_same_for_all_sampling_parameters(
             accepted[name] for name in CASES if mode is Mode.SYNCHRONOUS or name not in STRUCTURED
         ]
         assert sum(count > 0 for count in counted) > 0.8 * len(counted), accepted
-    ended = {each.case for each in plain if each.finish_reason is FinishReason.STOP}
+    ended = {each.case for each in plain if each.last.finish_reason is FinishReason.STOP}
     assert {"regex", "end", "stop"} <= ended
-    assert {each.choice for each in plain} == {0, 1, 2}
+    assert {each.last.choice for each in plain} == {0, 1, 2}

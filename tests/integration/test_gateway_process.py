@@ -13,6 +13,7 @@ from tests.gateway import gateway_of
 from tests.pairs import target_of
 from tests.pki import Authority, put
 from tests.processes import completed, running
+from tests.texts import read
 
 from ssd import demo
 from ssd.rpc.credentials import TlsFiles
@@ -29,8 +30,7 @@ async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> N
         gateway_of(process, "--drain-seconds", "20") as (front, client),
     ):
         sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=LIMIT)
-        chunks = [chunk async for chunk in direct.generate(PROMPT, sampling)]
-        wanted = "".join(chunk.text for chunk in chunks)
+        wanted = (await read(direct, PROMPT, sampling)).text
         same: Any = {"model": "target", "temperature": 0.8, "seed": 5, "max_tokens": LIMIT}
         whole = await client.completions.create(prompt=PROMPT, **same)
         assert whole.choices[0].text == wanted

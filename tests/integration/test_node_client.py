@@ -11,6 +11,7 @@ import pytest
 from tests.model_folders import model_folder
 from tests.pairs import QUICK, target_of
 from tests.processes import ROOT
+from tests.texts import read
 
 from ssd.types import SamplingParams
 
@@ -67,12 +68,12 @@ async def test_the_client_in_node_streams_shows_errors_and_cancels(node: str, fo
         address = process.grpc_address
         # A seed that a number of JavaScript cannot hold.
         params = SamplingParams(temperature=0.7, seed=2**64 - 3, max_tokens=30, ignore_eos=True)
-        chunks = [chunk async for chunk in client.generate("Grüße", params)]
+        expected = await read(client, "Grüße", params)
         sampling = {"temperature": 0.7, "seed": str(2**64 - 3), "maxTokens": 30, "ignoreEos": True}
         code, text, report = await run(node, address, "Grüße", json.dumps(sampling))
         assert code == 0, report
-        assert report["tokenIds"] == [token for chunk in chunks for token in chunk.token_ids]
-        assert text == "".join(chunk.text for chunk in chunks)
+        assert report["tokenIds"] == list(expected.token_ids)
+        assert text == expected.text
         assert report["seed"] == str(2**64 - 3)
         assert report["finishReason"] == "FINISH_REASON_LENGTH"
         assert report["usage"]["completionTokens"] == 30

@@ -10,11 +10,11 @@ import pytest_asyncio
 from tests.model_folders import model_folder
 from tests.pairs import ANY_PORT, QUICK, target_of
 from tests.processes import completed, running
-from tests.texts import read
+from tests.texts import read, read_choices
 
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.types import FinishReason, GenerationChunk, SamplingParams, Usage
+from ssd.types import FinishReason, SamplingParams, Usage
 
 SMALL = (
     *("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3"),
@@ -36,44 +36,36 @@ async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(
     client: TargetClient,
 ) -> None:
     call = GenerateCall(prompt="ab", sampling=SamplingParams(ignore_eos=True))
-    chunks = [chunk async for chunk in client.generate(call)]
-    tokens = [token for chunk in chunks for token in chunk.token_ids]
-    assert len(tokens) == 62
-    assert chunks[0].seed is not None
-    again = SamplingParams(seed=chunks[0].seed, max_tokens=62, ignore_eos=True)
-    assert list((await read(client, "ab", again)).token_ids) == tokens
+    text = await read(client, call)
+    assert len(text.token_ids) == 62
+    assert text.chunks[0].seed is not None
+    again = SamplingParams(seed=text.chunks[0].seed, max_tokens=62, ignore_eos=True)
+    assert (await read(client, "ab", again)).token_ids == text.token_ids
 
 
 @of_one_target
 async def test_continuations_of_one_prompt_are_streamed_together_each_with_noise_of_its_own(
     client: TargetClient,
 ) -> None:
-    async def texts(params: SamplingParams) -> dict[int, list[GenerationChunk]]:
-        found: dict[int, list[GenerationChunk]] = {}
-        async for chunk in client.generate("abc", params):
-            found.setdefault(chunk.choice, []).append(chunk)
-        return found
-
     sampling = SamplingParams(ignore_eos=True, logprobs=2, top_p=0.95, seed=7, max_tokens=12)
-    (alone,) = (await texts(sampling)).values()
-    found = await texts(replace(sampling, n=3, echo=True))
+    alone = await read(client, "abc", sampling)
+    found = await read_choices(client, "abc", replace(sampling, n=3, echo=True))
     prompt_ids = await client.tokenize("abc")
     assert sorted(found) == [0, 1, 2]
     tokens = []
-    for echo, *chunks in found.values():
+    for text in found.values():
+        echo, *chunks = text.chunks
         assert (echo.token_ids, echo.text, echo.logprobs) == (prompt_ids, "abc", ())
         assert echo.seed == 7
         assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
         assert chunks[-1].finish_reason is FinishReason.LENGTH
         assert chunks[-1].usage == Usage(prompt_tokens=3, completion_tokens=12)
-        tokens.append([token for chunk in chunks for token in chunk.token_ids])
-        positions = [position for chunk in chunks for position in chunk.logprobs]
-        assert [each.selected.token_id for each in positions] == tokens[-1]
-        assert [len(each.top) for each in positions] == [2] * 12
-        assert any(each.selected.text for each in positions)
-    of_first = dict(zip(found, tokens, strict=True))[0]
-    assert of_first == [token for chunk in alone for token in chunk.token_ids]
-    assert len({tuple(each) for each in tokens}) == 3
+        tokens.append(text.token_ids[len(prompt_ids) :])
+        assert tuple(each.selected.token_id for each in text.logprobs) == tokens[-1]
+        assert [len(each.top) for each in text.logprobs] == [2] * 12
+        assert any(each.selected.text for each in text.logprobs)
+    assert dict(zip(found, tokens, strict=True))[0] == alone.token_ids
+    assert len(set(tokens)) == 3
 
 
 @of_one_target
