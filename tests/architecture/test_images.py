@@ -3,7 +3,7 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,19 @@ OPERATOR = "operator/Dockerfile"
 ENGINES = "services/Dockerfile"
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> list[str]:
     """Modules that a file imports, as written; ``from a import b`` also as ``a.b``."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return found
 
 
+@cache
 def file_of(root: Path, module: str) -> Path | None:
     """The file under services/ or operator/ of a module of ours."""
     for base in ("services", "operator"):
