@@ -4,6 +4,7 @@ The processes of the product do not share a GPU, so the second part needs two of
 """
 
 import asyncio
+import multiprocessing
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.gpu.checkpoints import small_pair
 from tests.gpu.environment import Environment, Figure
 from tests.gpu.messages import exchange
 from tests.gpu.test_tokens import ONE_SHAPE, check_pair, counting_prompts, deployment_of
+from tests.processes import start_fork_server
 
 from ssd.errors import LinkError
 from ssd.transport.communicator import available_backends
@@ -40,7 +42,10 @@ def test_messages_and_tokens_travel_over_the_collective_channel(
         assert transport != "tcp", "the link of the pair uses tcp between two GPUs"
 
 
-def test_a_process_that_ends_early_is_reported_at_once() -> None:
+def test_a_process_that_ends_early_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_fork_server()
+    forks = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _method: forks)
     with pytest.raises(LinkError, match="no such backend: no result: a process ended with 1"):
         exchange("no such backend", ("cpu", "cpu"))
 

@@ -13,10 +13,10 @@ from statistics import median
 
 import pytest
 import torch
+from tests import pairs
 from tests.gpu.checkpoints import Pair, llama_pair, qwen3_pair
 from tests.gpu.environment import Environment, Figure
 from tests.gpu.models import DTYPE_OF, LOOKAHEAD, MAX_MODEL_LEN, STATIC
-from tests.pairs import LONG_WAIT
 from tests.texts import read
 
 from ssd.demo.corpus import held_out_prompts
@@ -156,7 +156,7 @@ def deployment_of(
         target_flags=(
             *("--device", environment.target_device),
             *target_flags,
-            *(() if environment.is_cuda else LONG_WAIT),
+            *(() if environment.is_cuda else pairs.LONG_WAIT),
         ),
         draft_flags=("--device", draft_device, "--max-sessions", str(max_sessions)),
     )
@@ -175,7 +175,9 @@ async def check_pair(
     """
     free_before = _free_device_bytes(environment)
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(deployed(deployment))
+        # On a CPU, the processes are forks: their imports would take longer than the check.
+        start = deployed if environment.is_cuda else pairs.deployed
+        running = await stack.enter_async_context(start(deployment))
         client = await stack.enter_async_context(
             TargetClient(running.target.grpc_address, ready_seconds=READY_SECONDS)
         )
