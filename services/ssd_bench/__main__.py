@@ -1,12 +1,15 @@
 """``python -m ssd_bench``: plain and speculative decoding in one run."""
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -70,7 +73,9 @@ def bench(
     batch: Numbers = "1,8",
     temperature: Numbers = "0,1",
     data: Data = [DEMO],  # noqa: B006 - typer copies it
-    num_prompts: Annotated[int, typer.Option(min=1, help="Most prompts of a data set.")] = 64,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Most prompts of a data set.")
+    ] = 64,
     prompt_tokens: Annotated[
         int, typer.Option(min=8, max=1000, help="Most tokens of a prompt; longer ones are cut.")
     ] = 512,
@@ -78,7 +83,9 @@ def bench(
     repetitions: Repetitions = 5,
     dtype: Dtype = "auto",
     engine: Engine = "auto",
-    deadline_ms: Annotated[float, typer.Option(help="Table deadline in milliseconds.")] = 100.0,
+    deadline_ms: Annotated[
+        float, typer.Option(min=0, max=60_000, help="Table deadline in milliseconds.")
+    ] = 100.0,
     backup: Annotated[
         BackupName, typer.Option(help="What proposes after a miss, and in texts that repeat.")
     ] = "ngram",
@@ -93,14 +100,15 @@ def bench(
     """Measure AR, SD and SSD in one run; write results.json, results.md and plots."""
     options = dict(locals())
     if context.invoked_subcommand is not None:
+        _refuse_early_flags(context, options)
         return
     # ``main`` reads --debug. None of these is a setting of the measurement.
     del options["debug"], options["is_json"], options["context"]
     check_models(target=target, draft=draft)
     check_factors(widen_target, widen_draft)
     settings = {name: str(value) for name, value in options.items()}
-    batches = set(numbers(batch, "--batch", int, 1, MAX_BATCH))
-    temperatures = set(numbers(temperature, "--temperature", float, 0, 2))
+    batches = numbers(batch, "--batch", int, 1, MAX_BATCH)
+    temperatures = numbers(temperature, "--temperature", float, 0, 2)
     texts = {
         name: read_texts(file, num_prompts, num_chars=PROMPT_CHARS)
         for name, file in data_sets(data).items()
@@ -158,6 +166,15 @@ def bench(
         raise DifferentTextsError(f"{num_different} texts differ from those of plain decoding")
 
 
+def _refuse_early_flags(context: typer.Context, names: Iterable[str]) -> None:
+    """Refuse flags before the name of another command, which would have no effect."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if name != "debug" and source is not None and source.name == "COMMANDLINE":
+            flag = "--json" if name == "is_json" else f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(f"{flag}: write it after {context.invoked_subcommand}")
+
+
 def write(contents: Mapping[str, Any], table: str, output: Path) -> list[str]:
     """Write results.json, results.md and, with matplotlib, the plots; return the names."""
     # Those of an earlier run show other results, and not every run has each of them.
@@ -186,9 +203,11 @@ def plots_of(
     runs = [_read_results(file) for file in files]
     try:
         names = plots().draw_results(runs, output)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         listed = ", ".join(map(str, files))
         raise _no_results(listed, f"they cannot be drawn: {error}") from None
+    if not names:
+        raise _no_results(", ".join(map(str, files)), "they have nothing to draw")
     err.print(f"written to {output}: {', '.join(names)}")
 
 
@@ -197,7 +216,7 @@ def _read_results(file: Path) -> dict[str, Any]:
         results = json.loads(file.read_text())
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}; name a results.json") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _no_results(str(file), "no JSON") from None
     if not isinstance(results, dict) or "records" not in results:
         raise _no_results(str(file), "it has no records")
@@ -209,7 +228,10 @@ def _no_results(files: str, reason: str) -> SettingsError:
 
 
 def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_bench") -> int:
-    """Run a command line; return its exit code. The arguments are those of ``run_app``."""
+    """Run a command line; return its exit code. The arguments are those of ``run_app``.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, so that it deletes the widened models.
+    """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(bench)
     app.command()(data_command)
@@ -217,7 +239,32 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app.command("plots")(plots_of)
     app.command()(sampling)
     app.command()(serve)
-    return run_app(app, argv, prog_name)
+    with _interrupted_by(signal.SIGTERM, signal.SIGHUP) as received:
+        code = run_app(app, argv, prog_name)
+    return 128 + received[0] if received else code
+
+
+@contextlib.contextmanager
+def _interrupted_by(*numbers: signal.Signals) -> Iterator[list[int]]:
+    """Interrupt the main thread at the first of these signals; yields the list of that signal."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        # A second signal ends the process at once.
+        signal.signal(number, signal.SIG_DFL)
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        if callable(on_interrupt):
+            on_interrupt(signal.SIGINT, frame)
+        else:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ Lookahead = Annotated[int, typer.Option(min=1, max=16, help="Tokens of a proposa
 Branches = Annotated[int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")]
 Widening = Annotated[int, typer.Option(help="Width factor; the model computes the same function.")]
 Numbers = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
-MaxTokens = Annotated[int, typer.Option(min=16)]
+MaxTokens = Annotated[int, typer.Option(min=16, max=1000)]
 Data = Annotated[
     list[str], typer.Option(help="demo, a JSONL file or a folder of them; can be repeated.")
 ]
@@ -119,7 +119,7 @@ _NAMES = {int: "whole numbers", float: "numbers"}
 
 
 def numbers(text: str, flag: str, kind: type[N], lowest: N, highest: N) -> tuple[N, ...]:
-    """Convert a list like ``1,8``.
+    """Convert a list like ``1,8``; a number that is repeated counts once.
 
     Raises:
         typer.BadParameter: the text is not a list of numbers, or a number is out of bounds.
@@ -133,11 +133,11 @@ def numbers(text: str, flag: str, kind: type[N], lowest: N, highest: N) -> tuple
             f"{flag} {text!r}: must be {_NAMES[kind]}, separated by commas, each in "
             f"{lowest:g}..{highest:g}"
         )
-    return tuple(parsed)
+    return tuple(dict.fromkeys(parsed))
 
 
 def words(text: str, flag: str, known: Iterable[str]) -> list[str]:
-    """Convert a list like ``none,draft``.
+    """Convert a list like ``none,draft``; a word that is repeated counts once.
 
     Raises:
         typer.BadParameter: a word is not known.
@@ -145,7 +145,7 @@ def words(text: str, flag: str, known: Iterable[str]) -> list[str]:
     found = text.split(",")
     if not set(found) <= set(known):
         raise typer.BadParameter(f"{flag} {text!r}: choose of {', '.join(known)}")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def widened(model: str, factor: int, scratch: Path) -> Path:

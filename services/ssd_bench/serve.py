@@ -43,7 +43,7 @@ from ssd_bench.command import (
     words,
 )
 from ssd_bench.peers.engines import kill_session
-from ssd_bench.peers.environments import interpreter
+from ssd_bench.peers.environments import environments_folder, interpreter
 from ssd_bench.resources import MIB, Growth, recorded
 
 SLOTS = 64
@@ -153,7 +153,7 @@ def serve(
     check_models(target=target, **({"draft": draft} if num_drafts else {}))
     model = resolve(target)
     with only_writer(output):
-        folder = environments or Path.home() / ".cache" / "ssd" / "peers"
+        folder = environments or environments_folder()
         guidellm = interpreter("guidellm", folder).with_name("guidellm")
         deployment = Deployment(
             target=target,

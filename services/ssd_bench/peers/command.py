@@ -32,7 +32,7 @@ from ssd_bench.identity import identity
 from ssd_bench.machine import machine
 from ssd_bench.peers.contenders import OWN, PAPER, PEERS, Dtype, contenders, server
 from ssd_bench.peers.engines import Setup
-from ssd_bench.peers.environments import REQUIREMENTS
+from ssd_bench.peers.environments import REQUIREMENTS, environments_folder
 from ssd_bench.peers.measure import Case, Row, measure, num_steps
 from ssd_bench.peers.report import METHODS, ResultsFile, markdown
 from ssd_bench.peers.workers.wire import Batch
@@ -110,7 +110,7 @@ def peers(
         raise SettingsError(f"the contenders need {most} CPUs, this process may use {len(cpus)}")
     _check_models(target, draft, rows)
     with only_writer(output):
-        cache = environments or Path.home() / ".cache" / "ssd" / "peers"
+        cache = environments or environments_folder()
         setup = Setup(
             target=resolve(target),
             draft=resolve(draft),
@@ -173,7 +173,7 @@ def _check_models(target: str, draft: str, rows: Sequence[Row]) -> None:
 
 def _engines(names: str) -> tuple[list[str], dict[str, str]]:
     """Return the engines of ``--peers``, and the URLs of its servers by their names."""
-    chosen = [entry for entry in names.split(",") if "=" not in entry]
+    chosen = list(dict.fromkeys(entry for entry in names.split(",") if "=" not in entry))
     servers = dict(entry.split("=", 1) for entry in names.split(",") if "=" in entry)
     if not set(chosen) <= set(PEERS):
         raise typer.BadParameter(f"--peers {names!r}: choose of {', '.join(PEERS)}, or NAME=URL")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ssd
-from ssd.errors import SetupError
+from ssd.errors import SettingsError, SetupError
 
 REQUIREMENTS = {
     "openvino-genai": (
@@ -40,6 +40,18 @@ SOURCES = Path(ssd.__file__).parents[2]
 PACKAGES = (Path(ssd.__file__).parent, Path(ssd.__file__).parents[1] / "ssd_vllm")
 """Packages of this product that run in vLLM's environment."""
 INSTALL_SECONDS = 1800
+
+
+def environments_folder() -> Path:
+    """Return the folder of the environments unless another one is given.
+
+    Raises:
+        SettingsError: the user of this process has no home folder.
+    """
+    try:
+        return Path.home() / ".cache" / "ssd" / "peers"
+    except RuntimeError:
+        raise SettingsError("this user has no home folder: set HOME, or --environments") from None
 
 
 def interpreter(peer: str, folder: Path) -> Path:

@@ -3,7 +3,9 @@
 import ast
 import io
 import json
+import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from ssd.errors import ModelNotFoundError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench import __main__, command, peers, sampling, serve
 from ssd_bench.__main__ import main
-from ssd_bench.command import only_writer, show_results, widened
+from ssd_bench.command import numbers, only_writer, show_results, widened, words
 
 WITH_RESULTS = pytest.mark.parametrize("words", [[], ["peers"], ["sampling"], ["serve"]])
 """The commands that measure into a folder."""
@@ -32,6 +34,11 @@ WITH_RESULTS = pytest.mark.parametrize("words", [[], ["peers"], ["sampling"], ["
         (["peers", "--dtypes", "int8,int9"], "'int8,int9': choose of float32, bfloat16, int8"),
         (["peers", "--methods", "none,drfat"], "'none,drfat': choose of none, draft, ngram, ssd"),
         (["--no-such-flag"], "--no-such-flag"),
+        (["--deadline-ms", "nan"], "--deadline-ms is nan, must be in 0..60000"),
+        (["--max-tokens", "5000"], "--max-tokens is 5000, must be in 16..1000"),
+        (["--num-prompts", "9" * 30], "must be in 1..1000000"),
+        (["--output", "A", "plots", "B"], "--output: write it after plots"),
+        (["--json", "data"], "--json: write it after data"),
         (["serve", "--no-such-flag"], "--no-such-flag"),
         (["serve", "--loads", "x"], "--loads 'x': choose of streams, prompts, overload, poisson"),
         (["serve", "--loads", "overload"], "--loads overload: give its --rate"),
@@ -48,6 +55,29 @@ def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
     assert message in output.err
     command = "ssd bench" if argv[0].startswith("--") else f"ssd bench {argv[0]}"
     assert output.err.endswith(f"(see: {command} --help)\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_measurement_and_deletes_the_widened_models(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = signal.getsignal(number)
+
+    def measure(_: object) -> None:
+        assert list(tmp_path.glob("*/*/model.safetensors"))
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(__main__, "run_plan", measure)
+    argv = ["--widen-draft", "2", "--output", str(tmp_path / "results")]
+    assert main(argv) == 128 + number
+    assert not list(tmp_path.glob("*/*/model.safetensors"))
+    assert signal.getsignal(number) is before
+
+
+def test_a_value_that_is_repeated_counts_once() -> None:
+    assert numbers("8,1,8", "--batch", int, 1, 8) == (8, 1)
+    assert words("ssd,none,ssd", "--methods", ["none", "ssd"]) == ["ssd", "none"]
 
 
 @pytest.mark.timeout(120)

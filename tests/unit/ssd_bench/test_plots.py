@@ -138,6 +138,8 @@ def test_runs_of_different_batch_sizes_are_one_line(monkeypatch: pytest.MonkeyPa
     ("text", "problem"),
     [
         ("", "not results.json of 'ssd bench' (no JSON)"),
+        ("[" * 100_000, "not results.json of 'ssd bench' (no JSON)"),
+        ('{"records": [], "rounds": []}', "not results.json of 'ssd bench' (they have nothing to"),
         ("[]", "not results.json of 'ssd bench' (it has no records)"),
         ('{"records": []}', "not results.json of 'ssd bench' (they cannot be drawn: 'rounds'"),
         ('{"records": [7], "rounds": []}', "not results.json of 'ssd bench' (they cannot be drawn"),
