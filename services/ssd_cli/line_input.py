@@ -1,5 +1,6 @@
 """Lines that a user writes: at a terminal, or through a pipe."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +31,14 @@ class LineInput(Protocol):
 
 def open_lines(descriptor: int) -> LineInput:
     """Return the lines of a file descriptor, with editing and history if it is a terminal."""
-    return TerminalLines(Path.home()) if os.isatty(descriptor) else PipedLines(descriptor)
+    if not os.isatty(descriptor):
+        return PipedLines(descriptor)
+    try:
+        home = Path.home()
+    except RuntimeError:
+        # The user has none.
+        return TerminalLines(None)
+    return TerminalLines(home)
 
 
 class PipedLines:
@@ -66,20 +74,20 @@ class TerminalLines:
 
     is_terminal = True
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path | None) -> None:
         # Imported only at a terminal: it takes a fifth of a second.
         from prompt_toolkit import PromptSession  # noqa: PLC0415
         from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415
 
-        file = home / HISTORY
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600)
-        except OSError:
-            # Earlier lines of this program are still found.
-            self._session = PromptSession[str](history=InMemoryHistory())
-        else:
-            self._session = PromptSession[str](history=FileHistory(str(file)))
+        # Earlier lines of this program are found in any case.
+        history: FileHistory | InMemoryHistory = InMemoryHistory()
+        if home is not None:
+            with contextlib.suppress(OSError):
+                file = home / HISTORY
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch(mode=0o600)
+                history = FileHistory(str(file))
+        self._session = PromptSession[str](history=history)
 
     async def read(self) -> str | None:
         """See ``LineInput``. Ctrl-C clears the line."""

@@ -25,6 +25,8 @@ from ssd_cli.plan import (
 from ssd_cli.shapes import shape_of
 
 MAX_BATCH = 1024
+MIN_BANDWIDTH = 0.001
+"""GB/s, below which times overflow."""
 WARNING = (
     "All times are predictions of a model with the assumptions above, not measurements of this "
     "machine."
@@ -126,6 +128,8 @@ def _tensor_parallel(size: int) -> int:
 
 
 def _cpu(device: str, cpus: int, bandwidth: float, weights: str, *, has_amx: bool) -> Cpu | None:
+    if 0 < bandwidth < MIN_BANDWIDTH:
+        raise typer.BadParameter(f"--bandwidth {bandwidth:g}: must be at least {MIN_BANDWIDTH}")
     if device == "cpu" and cpus and bandwidth:
         return Cpu(num_cores=cpus, bandwidth=bandwidth * 1e9, has_amx=has_amx)
     if device == "cpu" or cpus or bandwidth or has_amx or weights != "bfloat16":

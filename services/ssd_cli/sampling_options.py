@@ -20,8 +20,8 @@ Priority = Annotated[
 ]
 _SAMPLING = "sampling."
 """Beginning of the fields of a request that have flags here."""
-_INPUTS = {"text": "the prompt", "chat": "the conversation"}
-"""Fields of a request that are no flags."""
+_INPUTS = {"text": "the prompt", "chat": "the conversation", "input": ""}
+"""Fields of a request that are no flags, and their names before a description that has none."""
 
 
 def schema_text(file: Path | None, regex: str) -> str:
@@ -67,7 +67,7 @@ def flag_problem(error: SSDError) -> str:
     if not isinstance(error, FieldError):
         return str(error)
     if error.field in _INPUTS:
-        return f"{_INPUTS[error.field]} {error.description}"
+        return f"{_INPUTS[error.field]} {error.description}".lstrip()
     if not error.field.startswith(_SAMPLING):
         return str(error)
     name, bracket, entry = error.field.removeprefix(_SAMPLING).partition("[")

@@ -50,7 +50,9 @@ def command(
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds of the figures, for each temperature.")
     ] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of order, noise and new weights.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**64 - 1, help="Of order, noise and new weights.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     checkpoint_minutes: Annotated[
         float, typer.Option(min=0, help="Time between checkpoints; Ctrl-C writes one too.")

@@ -164,10 +164,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _sizes(raw: dict[str, Any]) -> dict[str, int]:
     """Return the sizes of a config with all keys; ValueError if no model can have them."""
-    heads, width = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    heads, width = (_whole(key, raw[key]) for key in ("num_attention_heads", "hidden_size"))
     derived = {"num_key_value_heads": heads, "head_dim": width // max(1, heads)}
     raw = raw | {key: size for key, size in derived.items() if raw[key] is None}
-    sizes = {key: int(raw[key]) for key in _SIZES}
+    sizes = {key: _whole(key, raw[key]) for key in _SIZES}
     for key, size in sizes.items():
         if size < 1:
             raise ValueError(f"{key} is {size}, must be at least 1")
@@ -177,6 +177,14 @@ def _sizes(raw: dict[str, Any]) -> dict[str, int]:
             f"{sizes['num_key_value_heads']}"
         )
     return sizes
+
+
+def _whole(key: str, value: Any) -> int:
+    """Return a whole number of a config; ValueError if it is none."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{key} is {value!r}, must be a whole number") from None
 
 
 def _rope(folder: Path, raw: dict[str, Any], longest: int) -> tuple[float, RopeScaling | None]:

@@ -47,7 +47,7 @@ async def test_piped_input_that_is_no_text_or_too_long_is_refused(
         await lines_of(b"x" * 11)
 
 
-async def typed(home: Path, *keys: str) -> list[str]:
+async def typed(home: Path | None, *keys: str) -> list[str]:
     """Lines of a person who types these keys, up to the end of the input."""
 
     def make(source: PipeInput) -> TerminalLines:
@@ -73,6 +73,24 @@ async def test_history_is_kept_for_the_next_program_and_only_for_its_owner(tmp_p
     await typed(tmp_path, "first\r", "\x04")
     assert (tmp_path / HISTORY).stat().st_mode & 0o777 == 0o600
     assert await typed(tmp_path, "\x1b[A\r", "\x04") == ["first"]
+
+
+async def test_a_user_without_a_home_types_lines() -> None:
+    assert await typed(None, "a\r", "b\r", "\x04") == ["a", "b"]
+
+
+def test_a_terminal_of_a_user_without_a_home_has_no_history_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    reading, writing = os.openpty()
+    with create_pipe_input() as source, create_app_session(source, DummyOutput()):
+        assert open_lines(writing).is_terminal
+    os.close(reading)
+    os.close(writing)
 
 
 async def test_a_home_that_cannot_be_written_costs_only_the_history(tmp_path: Path) -> None:

@@ -216,6 +216,7 @@ def test_models_of_one_tokenizer_may_have_embeddings_with_other_padding(
         (["--cpus", "8"], "--cpus and --bandwidth: give all three"),
         (["--amx"], "--cpus and --bandwidth: give all three"),
         (["--draft-weights", "int4"], "--cpus and --bandwidth: give all three"),
+        ([*ON_CPUS[:-1], "1e-310"], "--bandwidth 1e-310: must be at least 0.001"),
         (["--bandwidth", "inf"], "--bandwidth is inf, must be in 0..100000"),
         (["--tp", "3"], "--tp 3 is not one of 1, 2, 4, 8"),
         (["--batch", "1,x"], "--batch '1,x' is not a list of numbers"),
