@@ -263,12 +263,18 @@ class LlamaReader(CallReader):
 class ListReader(CallReader):
     """A JSON list of calls, which a grammar selects."""
 
-    def _seek(self, parts: Parts) -> bool:  # noqa: ARG002 - nothing else is in the list
-        rest = self._rest.lstrip("[], \n")
+    _is_content = False
+
+    def _seek(self, parts: Parts) -> bool:
+        rest = self._rest if self._is_content else self._rest.lstrip("[], \n")
         self._rest = ""
-        if rest:
+        if rest.startswith("{") and not self._is_content:
             self._begin("", rest)
-        return bool(rest)
+            return True
+        # No list, which a target without a grammar can write.
+        self._is_content = self._is_content or bool(rest)
+        self._write(parts, rest)
+        return False
 
 
 class _Object:

@@ -80,7 +80,14 @@ LLAMA: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("<|python", "<|python", []),
     ('{"name": "f", ', '{"name": "f", ', []),
 ]
-LISTS = [(f"[{TWO}]", "", [G]), (f"[{ONE.replace('arguments', 'parameters')}, {TWO}]", "", [F, G])]
+LISTS = [
+    (f"[{TWO}]", "", [G]),
+    (f"[{ONE.replace('arguments', 'parameters')}, {TWO}]", "", [F, G]),
+    ("[<", "<", []),
+    ("[1, 2]", "1, 2]", []),
+    (f"[{TWO}, <b>]", "<b>]", [G]),
+    ('[{"a" <b>, {', '{"a" <b>, {', []),
+]
 CASES = [
     *((HermesReader, *each) for each in HERMES),
     *((LlamaReader, *each) for each in LLAMA),
