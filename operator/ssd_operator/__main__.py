@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from ssd.errors import SSDError
 from ssd.observability.log import configure_logging, get_logger
 from ssd.rpc.http import ProbeServer
-from ssd.settings import load
+from ssd.settings import load, to_json
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime import metrics
@@ -136,9 +136,11 @@ async def serve(settings: OperatorSettings) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the process; returns its exit code."""
     try:
-        settings = load(
-            OperatorSettings, sys.argv[1:] if argv is None else argv, prefix=PREFIX
-        ).settings
+        loaded = load(OperatorSettings, sys.argv[1:] if argv is None else argv, prefix=PREFIX)
+        settings = loaded.settings
+        if loaded.is_only_shown:
+            sys.stdout.write(to_json(settings) + "\n")
+            return 0
         configure_logging(settings.log_format, "operator", settings.log_level.upper())
         for name in _QUIET:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))

@@ -57,7 +57,7 @@ class Diagnosis:
     """Sentence without a full stop."""
 
 
-_NO_PROCESS = re.compile(r"No module named '?(ssd_(?:target|draft))")
+_NO_PROCESS = re.compile(r"No module named '?(ssd_(?:target|draft|vllm|gateway))")
 _PULL = frozenset(
     {
         "ErrImagePull",

@@ -1,6 +1,7 @@
 """When the operator is ready; in virtual time."""
 
 import asyncio
+import json
 from typing import Any, cast
 
 import pytest
@@ -9,13 +10,18 @@ from tests.unit.ssd_operator.resources import SETTINGS
 from tests.unit.ssd_operator.virtual_time import in_virtual_time, pass_by
 from tests.unit.ssd_operator.world import DEMO, DRAFTS
 
-from ssd_operator.__main__ import Operator
+from ssd_operator.__main__ import Operator, main
 from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import BusyError, ClusterError, ForbiddenError
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.api_server import ApiServer
 
 DENIED = ForbiddenError("denied by a policy")
+
+
+def test_the_settings_are_printed_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--print-config", "--log-level", "debug"]) == 0
+    assert json.loads(capsys.readouterr().out)["log_level"] == "debug"
 
 
 @pytest.mark.parametrize(

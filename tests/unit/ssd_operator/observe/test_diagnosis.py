@@ -120,6 +120,11 @@ CASES: list[tuple[Object, str, str]] = [
         "has no ssd_target; is it the image of another process?",
     ),
     (
+        pod(state=ended(1, "/usr/bin/python: No module named ssd_gateway")),
+        "ConfigurationError",
+        "has no ssd_gateway; is it the image of another process?",
+    ),
+    (
         pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU.."}),
         "Unschedulable",
         "t0: 0/2 nodes: no GPU",
