@@ -53,7 +53,7 @@ class TableBuild:
     rows_B: Ints
     """The rows of the current sessions in ``tables_BNK``."""
     batch: BranchBatch
-    """The next step of the current sessions; its tokens are on the device of the model."""
+    """The next step, until all have run. Its tokens are on the device of the model."""
     slots_R: Ints
     """The slot of each branch, session by session."""
     positions_R: Ints

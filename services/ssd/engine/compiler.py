@@ -40,7 +40,9 @@ def has_c_compiler() -> bool:
 
 
 def require_compiler(device: str, setting: str, alternative: str) -> None:
-    """Check what the kernels need that a setting generates. Without CUDA, there are none.
+    """Check that there is a C compiler, which the kernels of ``setting`` need with CUDA.
+
+    The error proposes ``alternative``.
 
     Raises:
         SettingsError: the device has CUDA, and there is no C compiler.

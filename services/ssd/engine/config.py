@@ -182,9 +182,12 @@ def _sizes(raw: dict[str, Any]) -> dict[str, int]:
 def _whole(key: str, value: Any) -> int:
     """Return a whole number of a config; ValueError if it is none."""
     try:
-        return int(value)
+        whole = int(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{key} is {value!r}, must be a whole number") from None
+        whole = None
+    if whole is None or (isinstance(value, float) and whole != value):
+        raise ValueError(f"{key} is {value!r}, must be a whole number")
+    return whole
 
 
 def _rope(folder: Path, raw: dict[str, Any], longest: int) -> tuple[float, RopeScaling | None]:
@@ -253,7 +256,7 @@ def usable_token_ids(tokenizer_size: int, model: ModelConfig) -> int:
 class EngineConfig:
     """The settings of an engine, which fix all shapes.
 
-    ``engine_choice`` checks which engine has which weights and ranks.
+    ``engine_choice`` and ``local_model`` choose which engine has which weights and ranks.
     """
 
     max_model_len: int

@@ -4,7 +4,7 @@ The target computes them at each row as plain decoding would: row c of a round f
 tokens and c proposed ones. Drafts compute none of them. ``HostSteps`` computes them on the CPU, row
 by row; ``DeviceSteps`` on a device, for all sequences of a round.
 
-Letters: I ids.
+Letters: I present tokens.
 """
 
 from collections.abc import Sequence as Tokens

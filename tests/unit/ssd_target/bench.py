@@ -1,6 +1,6 @@
 """A target without a model and without threads: the decode loop around a ledger."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
@@ -93,6 +93,8 @@ class StepClock:
 
 class NoWakeups(Wakeups):
     def __init__(self) -> None: ...
+
+    def mark(self, wake: Callable[[], None]) -> None: ...
 
     def flush(self) -> None: ...
 

@@ -89,8 +89,9 @@ def make_paged(
 ) -> PagedChoice:
     """Return the requested backend of ``PAGED``, or for ``auto`` the fastest of the device.
 
-    On ``cpu``, this is the reference. With ``is_deterministic``, the bits of a query depend neither
-    on the lengths of its pass nor on the number of sequences.
+    On ``cpu``, only the reference exists. ``dtype`` is ``bfloat16`` or ``float32``. With
+    ``is_deterministic``, the bits of a query depend neither on the lengths of its pass nor on the
+    number of sequences.
 
     Raises:
         SettingsError: the backend does not exist, is not installed, or cannot run with the device,

@@ -150,6 +150,7 @@ def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     [
         ("num_hidden_layers", 0, "num_hidden_layers is 0, must be at least 1"),
         ("num_hidden_layers", None, "num_hidden_layers is None, must be a whole number"),
+        ("hidden_size", 1.5, "hidden_size is 1.5, must be a whole number"),
         ("hidden_size", None, "hidden_size is None, must be a whole number"),
         ("hidden_size", -64, "hidden_size is -64"),
         ("head_dim", 0, "head_dim is 0"),
