@@ -16,7 +16,6 @@ from ssd.errors import FieldError, SetupError
 from ssd.observability.log import get_logger
 from ssd.observability.metrics import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS
 from ssd.pool.dialer import LinkDialer
-from ssd.pool.metrics import publish_mode
 from ssd.pool.pool import DraftPool
 from ssd.pool.status import pool_status
 from ssd.rpc.admin_servicer import AdminServicer
@@ -67,7 +66,6 @@ class PoolServer:
         self._dialer = self._make_dialer()
         # The policy may have been changed before a bug ended the links.
         self._dialer.configure(LinkSettings(fan_out_policy=self._settings.fan_out))
-        publish_mode(self._control.mode, self._control.round_log)
         async with self._listening(), asyncio.TaskGroup() as group:
             group.create_task(self._dialer.run())
             group.create_task(self._publish())
@@ -90,8 +88,7 @@ class PoolServer:
         self._settings = replace(self._settings.changed(change), fan_out=fan_out)
         self._pool.configure(self._settings)
         if change.mode is not None:
-            self._control.mode = change.mode
-            publish_mode(change.mode, self._control.round_log)
+            self._control.set_mode(change.mode)
         if change.fan_out_policy is not None and self._dialer is not None:
             self._dialer.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
         _log.info(

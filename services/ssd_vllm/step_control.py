@@ -7,11 +7,11 @@ counts. A part of a prompt runs in the same pass; what it took is estimated.
 from collections.abc import Sequence
 
 from ssd.observability import metrics
-from ssd.pool.metrics import RoundMetrics, publish_report
+from ssd.pool.metrics import RoundMetrics, publish_mode, publish_report
 from ssd.pool.round_log import RoundLog, SequenceCounts
 from ssd.pool.rounds import PoolRound, RoundResult
 from ssd.ports import Clock
-from ssd.speculation.controller import Choice, Controller, ControllerReport, Reason
+from ssd.speculation.controller import Choice, Controller
 from ssd.speculation.estimates import PassTimes
 from ssd.speculation.round_record import RoundRecord
 from ssd.types import Mode
@@ -23,10 +23,7 @@ PAUSE_SECONDS = 1.0
 
 
 class StepControl:
-    """Asks the controller before each step, and measures it. The worker's thread.
-
-    Any thread may set ``mode``, which applies from the next step on.
-    """
+    """Asks the controller before each step, and measures it. The worker's thread."""
 
     def __init__(
         self,
@@ -45,9 +42,9 @@ class StepControl:
             round_log: log for the status of the pool.
             clock: clock of the pool.
         """
-        self.mode = mode
         self.use(controller)
         self.round_log = round_log
+        self.set_mode(mode)
         self._metrics = RoundMetrics(lookahead, _PARTS)
         self._lookahead = lookahead
         self.clock = clock
@@ -60,6 +57,11 @@ class StepControl:
         """Ask another controller; before the first step."""
         self.controller = controller
         self._passes = PassTimes(controller.calibration)
+
+    def set_mode(self, mode: Mode) -> None:
+        """Let a mode apply from the next step on, and publish it. Any thread."""
+        self.mode = mode
+        publish_mode(mode, self.round_log)
 
     def begin(self, num_running: int, num_known: int) -> bool:
         """Choose for a step; returns whether sessions must be closed, because it is plain.
@@ -77,23 +79,19 @@ class StepControl:
         return was_on and not self.choice.is_on
 
     def _publish_counts(self, num_running: int, num_known: int) -> None:
-        # In mode AUTOREGRESSIVE the choice is off, too.
-        eligible = num_known if self.round_log.speculation.is_on else 0
+        eligible = num_known if self.round_log.auto_speculation.is_on else 0
         counts = SequenceCounts(running=num_running, eligible=eligible)
         if counts != self.round_log.counts:
             self.round_log.set_counts(counts, self._begun_at)
             metrics.RUNNING_SEQUENCES.set(num_running)
 
     def _choose(self, num_running: int) -> Choice:
-        """Return the choice of the controller; in other modes publish and return the fixed one."""
+        """Return the choice of the controller; in other modes the fixed one."""
         mode = self.mode
         if mode is Mode.AUTO:
             return self.controller.choose(num_running)
         is_on = mode is Mode.SPECULATIVE
-        choice = Choice(is_on=is_on, max_proposed=self._lookahead if is_on else 0)
-        report = ControllerReport(is_on, Reason.MEASURING, 0.0, choice.max_proposed)
-        publish_report(report, self.round_log)
-        return choice
+        return Choice(is_on=is_on, max_proposed=self._lookahead if is_on else 0)
 
     @property
     def is_paused(self) -> bool:

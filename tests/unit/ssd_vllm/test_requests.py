@@ -195,7 +195,7 @@ def test_the_mode_is_used_from_the_next_step_on() -> None:
     requests.begin(request("a"))
     requests.begin_step(Step({"a"}))
     assert (pool.opened, pool.released) == ([1], [])
-    control.mode = Mode.AUTOREGRESSIVE
+    control.set_mode(Mode.AUTOREGRESSIVE)
     pool.opened = []
     requests.begin_step(Step({"a"}))
     assert (pool.opened, pool.released) == ([], [1])
@@ -313,6 +313,17 @@ def test_steps_are_measured_but_for_the_first() -> None:
     assert (sample.num_sequences, sample.num_tokens, sample.num_proposed) == (1, 2, 2)
     assert (sample.columns, sample.num_accepted, sample.num_answered) == (3, [1], 1)
     assert 0 <= sample.verify_seconds <= sample.seconds
+
+
+def test_the_status_is_of_the_mode_that_is_set_before_its_first_step() -> None:
+    log = RoundLog()
+    control = control_of(ScriptedController(SPECULATES), Mode.AUTOREGRESSIVE, log)
+    control.begin(2, 1)
+    assert (log.auto_speculation.is_on, log.counts.eligible) == (False, 0)
+    control.set_mode(Mode.AUTO)
+    assert log.auto_speculation.is_on
+    control.begin(2, 1)
+    assert log.counts.eligible == 1
 
 
 @pytest.mark.parametrize("prompt_tokens", [0, 100])
