@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -246,8 +247,14 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
 
 @contextlib.contextmanager
 def _interrupted_by(*numbers: signal.Signals) -> Iterator[list[int]]:
-    """Interrupt the main thread at the first of these signals; yields the list of that signal."""
+    """Interrupt the main thread at the first of these signals; yields the list of that signal.
+
+    In another thread, which Python does not let handle signals, it does nothing.
+    """
     received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.append(number)
