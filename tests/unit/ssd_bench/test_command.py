@@ -5,7 +5,6 @@ import io
 import json
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -57,22 +56,27 @@ def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
     assert output.err.endswith(f"(see: {command} --help)\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_measurement_and_deletes_the_widened_models(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = signal.getsignal(number)
+ENDED_MEASUREMENT = """
+import pathlib, signal, sys, tempfile
+from ssd_bench import __main__
 
-    def measure(_: object) -> None:
-        assert list(tmp_path.glob("*/*/model.safetensors"))
-        signal.raise_signal(number)
+tempfile.tempdir = sys.argv[1]
+folder = pathlib.Path(tempfile.tempdir)
 
-    monkeypatch.setattr(__main__, "run_plan", measure)
-    argv = ["--widen-draft", "2", "--output", str(tmp_path / "results")]
-    assert main(argv) == 128 + number
-    assert not list(tmp_path.glob("*/*/model.safetensors"))
-    assert signal.getsignal(number) is before
+def measure(_):
+    print(len(list(folder.glob("*/*/model.safetensors"))))
+    signal.raise_signal(signal.SIGTERM)
+
+__main__.run_plan = measure
+print(__main__.main(["--widen-draft", "2", "--output", str(folder / "results")]))
+print(len(list(folder.glob("*/*/model.safetensors"))))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_sigterm_ends_a_measurement_which_deletes_its_widened_models(tmp_path: Path) -> None:
+    ended = fresh_python("-c", ENDED_MEASUREMENT, str(tmp_path))
+    assert ended.stdout.split() == ["1", str(128 + signal.SIGTERM), "0"]
 
 
 def test_a_value_that_is_repeated_counts_once() -> None:
