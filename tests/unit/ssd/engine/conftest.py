@@ -1,6 +1,7 @@
 """Runners of a tiny random model, and the reference for any text: one dense causal pass."""
 
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import openvino
@@ -76,6 +77,15 @@ def plain_logits(folder: Path) -> PlainLogits:
         return logits_RV[: len(tokens)]
 
     return logits
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Import the compiler of torch, which takes seconds, outside of the time-out of a test.
+
+    A time-out in the middle of the import would leave it incomplete for all later tests.
+    """
+    import_module("torch._dynamo")
 
 
 @pytest.fixture

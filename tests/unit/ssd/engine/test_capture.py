@@ -23,6 +23,8 @@ from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.static_execution import Inputs, make_execution
 from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
 
+pytestmark = pytest.mark.usefixtures("compiler")
+
 P, N = 4, 4
 ENGINE = on(
     "static",

@@ -22,6 +22,8 @@ from ssd.engine.parallel.group import ALONE
 from ssd.errors import SettingsError
 from ssd.testing.fake_device import fake_device
 
+pytestmark = pytest.mark.usefixtures("compiler")
+
 BACKENDS: dict[str, PagedAttention] = {
     "reference": PagedReference(),
     "flex": PagedFlex(is_compiled=False),
