@@ -34,7 +34,8 @@ test coverage exactness: export PYTHONDONTWRITEBYTECODE :=
 # the files with the longest tests come first.
 # The reasons of skipped tests are shown: a program or a registry is missing on this machine. The test
 # of the alerts fetches promtool with apt-get into .pytest_cache, if it is not on PATH.
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder -rs
+# A worker that crashes is not replaced: with a new one, the run could wait for ever.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -rs
 
 test: $(TOOLS) ## all tests that need no GPU and no cluster
 	$(BIN)/python -m pytest $(PARALLEL)
