@@ -266,7 +266,9 @@ def _interrupted_by(*numbers: signal.Signals) -> Iterator[list[int]]:
         else:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    # nohup ignores SIGHUP.
+    defaults = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.signal(number, interrupt) for number in defaults}
     try:
         yield received
     finally:
