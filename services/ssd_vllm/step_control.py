@@ -44,6 +44,8 @@ class StepControl:
         """
         self.use(controller)
         self.round_log = round_log
+        self._published_mode = mode
+        """Mode of the last step, published by its thread."""
         self.set_mode(mode)
         self._metrics = RoundMetrics(lookahead, _PARTS)
         self._lookahead = lookahead
@@ -89,7 +91,12 @@ class StepControl:
         """Return the choice of the controller; in other modes the fixed one."""
         mode = self.mode
         if mode is Mode.AUTO:
+            self._published_mode = mode
             return self.controller.choose(num_running)
+        if self._published_mode is not mode:
+            # A report of AUTO can have been published beside the change of the mode.
+            publish_mode(mode, self.round_log)
+            self._published_mode = mode
         is_on = mode is Mode.SPECULATIVE
         return Choice(is_on=is_on, max_proposed=self._lookahead if is_on else 0)
 
