@@ -263,18 +263,27 @@ class LlamaReader(CallReader):
 class ListReader(CallReader):
     """A JSON list of calls, which a grammar selects."""
 
+    _between = "[], \n"
     _is_content = False
 
     def _seek(self, parts: Parts) -> bool:
-        rest = self._rest if self._is_content else self._rest.lstrip("[], \n")
-        self._rest = ""
+        rest = self._rest.lstrip(self._between)
+        if not rest and not self._is_content:
+            return False
+        before, self._rest = self._rest.removesuffix(rest), ""
         if rest.startswith("{") and not self._is_content:
-            self._begin("", rest)
+            self._begin(before, rest)
             return True
         # No list, which a target without a grammar can write.
-        self._is_content = self._is_content or bool(rest)
-        self._write(parts, rest)
+        self._is_content = True
+        self._write(parts, before + rest)
         return False
+
+    def finish(self) -> Parts:
+        """Return what was held back, at the end of the text; not the end of a list of calls."""
+        if self._num_seen and not self._rest.lstrip(self._between):
+            self._rest = ""
+        return super().finish()
 
 
 class _Object:

@@ -83,10 +83,12 @@ LLAMA: list[tuple[str, str, list[tuple[str, str]]]] = [
 LISTS = [
     (f"[{TWO}]", "", [G]),
     (f"[{ONE.replace('arguments', 'parameters')}, {TWO}]", "", [F, G]),
-    ("[<", "<", []),
-    ("[1, 2]", "1, 2]", []),
-    (f"[{TWO}, <b>]", "<b>]", [G]),
-    ('[{"a" <b>, {', '{"a" <b>, {', []),
+    ("[<", "[<", []),
+    ("[1, 2]", "[1, 2]", []),
+    (", [see] this", ", [see] this", []),
+    (f"[{TWO}, <b>]", ", <b>]", [G]),
+    ('[{"a" <b>, {', '[{"a" <b>, {', []),
+    ('[{"a": 1}, {"b": 2}] and more', '[{"a": 1}, {"b": 2}] and more', []),
 ]
 CASES = [
     *((HermesReader, *each) for each in HERMES),
