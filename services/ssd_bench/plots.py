@@ -11,12 +11,12 @@ from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ssd_bench.loads import LATENCIES, PERCENTILES, LoadResult
 from ssd_bench.metrics import PARTS
 from ssd_bench.peers.measure import Row
 from ssd_bench.peers.report import plain_of
 from ssd_bench.prompts import DEMO
 from ssd_bench.sampling.rounds import Cell
-from ssd_bench.serve import LATENCIES, PERCENTILES, LoadResult
 
 Record = Mapping[str, Any]
 """An element of ``report.records`` or ``report.round_records``."""

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,9 +42,10 @@ from ssd_bench.command import (
     print_json,
     words,
 )
+from ssd_bench.loads import LATENCIES, PERCENTILES, Load, LoadResult
 from ssd_bench.peers.engines import kill_session
 from ssd_bench.peers.environments import environments_folder, interpreter
-from ssd_bench.resources import MIB, Growth, recorded
+from ssd_bench.resources import MIB, recorded
 
 SLOTS = 64
 """Sequences of the target, and requests of its queue."""
@@ -56,8 +57,6 @@ SETTLE_SECONDS = 15.0
 """Maximum time after a load in which everything is freed."""
 END_SECONDS = 240.0
 """Maximum time of guidellm beyond its load: its imports, its prompts and its report."""
-LATENCIES = {"TTFT": "time_to_first_token_ms", "ITL": "inter_token_latency_ms"}
-PERCENTILES = ("p50", "p95", "p99")
 _POLL_SECONDS = 0.1
 _REFUSALS = 'ssd_requests_total{outcome="overloaded"}'
 _OF_TARGET = (
@@ -69,41 +68,6 @@ _OF_DRAFT = ("ssd_draft_sessions",)
 
 class FailedChecksError(SSDError):
     """A check has failed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What guidellm sends."""
-
-    prompt_tokens: int
-    output_tokens: int
-    streams: int = 0
-    """Clients that each have one request open; 0: requests arrive at a rate."""
-    is_overload: bool = False
-    """Whether refusals are expected."""
-    rate: float = 0.0
-    """Requests/s of ``--rates``, at random times (Poisson); refusals are a result. 0: others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadResult:
-    """What a load showed."""
-
-    load: str
-    requests: Mapping[str, int]
-    """Requests by guidellm's outcome: successful, errored, incomplete."""
-    refusals: int
-    """Refused requests of any client, from the target's metric."""
-    requests_per_second: float
-    texts: int
-    """Texts that were compared during and after the load."""
-    problems: Sequence[str]
-    """Failed checks."""
-    rate: float = 0.0
-    """Requests/s of a load of ``--rates``; 0 for other loads."""
-    latency_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Percentiles of TTFT and ITL of complete requests, as in guidellm's report."""
-    growth: Sequence[Growth] = field(default_factory=tuple)
 
 
 LOADS = {
