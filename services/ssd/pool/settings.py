@@ -1,11 +1,13 @@
 """The settings of a target that concern its drafts, with any engine."""
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ssd.addresses import check_address
 from ssd.rpc.codec import BackupName, SpeculationChange
-from ssd.rpc.credentials import ClientCredentials, TlsFiles
+
+if TYPE_CHECKING:
+    from ssd.rpc.credentials import ClientCredentials
 
 
 # It has no slots: a class cannot have two bases with slots.
@@ -57,12 +59,15 @@ class DraftsSettings:
         """The table deadline in seconds."""
         return self.draft_deadline_ms / 1000
 
-    def link_credentials(self) -> ClientCredentials:
+    def link_credentials(self) -> "ClientCredentials":
         """Return what links present to drafts.
 
         Raises:
             SettingsError: a file is missing or invalid, or a token would be sent in plain text.
         """
+        # Imports gRPC, which settings alone do not need.
+        from ssd.rpc.credentials import ClientCredentials, TlsFiles  # noqa: PLC0415
+
         tls = None
         if self.link_ca:
             tls = TlsFiles(certificate=self.tls_certificate, key=self.tls_key, ca=self.link_ca)
