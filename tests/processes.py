@@ -93,7 +93,9 @@ class ProcessUnderTest:
 
     async def metrics(self) -> dict[str, float]:
         """Samples of ``/metrics`` by name with labels; after ``listening``."""
-        return samples((await self.probe("/metrics"))[1])
+        status, page = await self.probe("/metrics")
+        assert status == 200, page
+        return samples(page)
 
     async def until_metrics(self, are_so: Callable[[dict[str, float]], bool]) -> dict[str, float]:
         """Wait until the metrics are so, and return them."""
