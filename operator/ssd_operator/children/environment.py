@@ -96,7 +96,7 @@ def vllm_environment(workload: Workload) -> list[Object]:
 
 
 def vllm_arguments(workload: Workload) -> list[str]:
-    """Arguments of vLLM: the user's, then those of fields of the resource, which win."""
+    """Arguments of vLLM: the user's, then the fields of the resource, which win."""
     spec, source = workload.spec, workload.block.source
     speculation = {
         "method": "custom_class",

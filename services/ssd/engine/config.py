@@ -225,7 +225,7 @@ def _positive(key: str, value: Any) -> float:
 def length_limit(requested: int, model: ModelConfig) -> int:
     """Return the largest length of a sequence, in tokens.
 
-    ``requested`` is that of the settings; 0 takes that of the model, at most ``MAX_DEFAULT_LEN``.
+    ``requested`` is the length in the settings; 0 takes the model's, at most ``MAX_DEFAULT_LEN``.
 
     Raises:
         SettingsError: the settings exceed the length of the model.

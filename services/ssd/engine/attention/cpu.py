@@ -65,8 +65,8 @@ def attend_whole(
 def merge_partials(outs_XBGUE: Tensor, masses_XBGU: Tensor) -> Tensor:
     """Merge partial results over disjoint entries in order, by their log-sum-exp.
 
-    A partial with mass -inf contributes exactly 0: the bits of the result equal those of the merge
-    without it, so a longer sequence in the batch changes nothing.
+    A partial with mass -inf contributes exactly 0. The result has the same bits without it, so a
+    longer sequence in the batch changes nothing.
 
     Args:
         outs_XBGUE: weighted values of each part.

@@ -46,7 +46,7 @@ class Decoder:
         *,
         is_compiled: bool = False,
     ) -> None:
-        """Construct; shape and weights are those of this rank's part.
+        """Construct; shape and weights describe this rank's part.
 
         ``first_id`` is the first token id of this rank's embedding and head. With ``is_compiled``,
         the parts of a layer around its attention are compiled for each number of rows.

@@ -242,7 +242,7 @@ def open_weights(
 
 
 def _decoder_weights(config: ModelConfig, read: TensorReader) -> DecoderWeights:
-    """Read a checkpoint's tensors; those of a layer are read when the layer is."""
+    """Read a checkpoint's tensors; a layer's are read when the iterator reaches it."""
     is_tied = config.tie_word_embeddings
     return DecoderWeights(
         # Each token reads a row of it.

@@ -221,7 +221,7 @@ def _connect_cpus(store: Store, shard: Shard, timeout: timedelta) -> Backend:
 
 
 def _connect_gpus(store: Store, shard: Shard, device: str, timeout: timedelta) -> Backend:
-    """Connect the GPU of this rank to those of the others.
+    """Connect the GPUs of all ranks.
 
     A collective that does not end within its time-out ends the process: torch's watchdog aborts the
     communicator and the process with it. Rank 0 waits longer, so that it can name the rank that
