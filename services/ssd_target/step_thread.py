@@ -16,7 +16,8 @@ from ssd.observability.log import progress_log
 from ssd.speculation.backup import BACKUPS
 from ssd.speculation.controller import Controller
 from ssd_target.decoding.calibration import calibrate
-from ssd_target.decoding.decode_loop import DecodeLoop, LoopContext
+from ssd_target.decoding.decode_loop import DecodeLoop
+from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.sampler import KeyedSampler, RingSampler, Sampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequential_drafter import SequentialDrafter

@@ -33,12 +33,13 @@ from ssd.runtime.life_cycle import LifeCycle
 from ssd.runtime.step_thread import StepThread, Watchdog
 from ssd.text.chat_template import load_template
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer
-from ssd_target.decoding.decode_loop import LoopContext
-from ssd_target.decoding.inbox import Inbox, Wakeups
+from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.ports import LoopContext
 from ssd_target.models import TargetModels
 from ssd_target.rank_processes import RankProcesses
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import GenerateServicer, count_failure
+from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import load_target
 

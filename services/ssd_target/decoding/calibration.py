@@ -6,9 +6,9 @@ from math import inf
 import torch
 
 from ssd.engine.batch import PagedBatch
-from ssd.engine.target_runner import TargetRunner
 from ssd.ports import Clock
 from ssd.speculation.estimates import Calibration, doubled
+from ssd_target.decoding.ports import Runner
 
 CALIBRATION_SECONDS = 1.0
 """The calibration of batches ends after this time, with the sizes that it has measured. Larger are
@@ -19,7 +19,7 @@ grow in steps: with AVX-512, seven rows take a fifth longer than six, in bfloat1
 _REPETITIONS = 3
 
 
-def calibrate(runner: TargetRunner, columns: tuple[int, ...], clock: Clock) -> Calibration:
+def calibrate(runner: Runner, columns: tuple[int, ...], clock: Clock) -> Calibration:
     """Measure a verify of 1, 2, 4... sequences with three numbers of columns, one with all.
 
     No sequence may use KV blocks of the runner yet, and all its shapes are warm. ``columns`` are
@@ -43,7 +43,7 @@ def calibrate(runner: TargetRunner, columns: tuple[int, ...], clock: Clock) -> C
 
 
 def _measure(
-    runner: TargetRunner, shapes: Sequence[tuple[int, int]], seconds: float, clock: Clock
+    runner: Runner, shapes: Sequence[tuple[int, int]], seconds: float, clock: Clock
 ) -> dict[tuple[int, int], float]:
     """Measure verifies by (columns, sequences), the first one at least, until the time is over."""
     began_at = clock.now()
@@ -73,13 +73,13 @@ def _complete(
     }
 
 
-def _time(runner: TargetRunner, prepared: object, clock: Clock) -> float:
+def _time(runner: Runner, prepared: object, clock: Clock) -> float:
     began_at = clock.now()
     runner.verify(prepared).sum().item()
     return clock.now() - began_at
 
 
-def _batch(runner: TargetRunner, num_sequences: int, columns: int) -> PagedBatch:
+def _batch(runner: Runner, num_sequences: int, columns: int) -> PagedBatch:
     """Return sequences of one text, which share the first blocks."""
     engine = runner.engine
     zero_B = torch.zeros(num_sequences, dtype=torch.int64)

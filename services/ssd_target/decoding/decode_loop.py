@@ -13,28 +13,22 @@ ms later. *Not chosen*: one thread for each stream. *Revisit when* Python runs t
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from ssd.engine.batch import PagedBatch
-from ssd.engine.target_runner import TargetRunner
 from ssd.errors import NotFiniteError, RankError
 from ssd.observability import log as log_module
 from ssd.observability import metrics
 from ssd.pool.metrics import RoundMetrics
-from ssd.pool.pool import DraftPool
-from ssd.pool.round_log import RoundLog
 from ssd.pool.rounds import Lookup, RoundResult
-from ssd.ports import Clock
-from ssd.runtime.step_thread import Watchdog
 from ssd.speculation.round_record import PARTS, RoundRecord
 from ssd.speculation.verification import verify_coupled
 from ssd.types import FinishReason, GenerationChunk, LookupResult, Round, TokenText, Usage
 from ssd_target.decoding.batch_builder import BatchBuilder
-from ssd_target.decoding.inbox import Inbox, Wakeups
+from ssd_target.decoding.ports import LoopContext, Runner
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Part, Scheduler, StepPlan
 from ssd_target.decoding.sequence import Sequence
@@ -67,25 +61,13 @@ def _timed(field: str) -> Callable[[Timed[Args, Result]], Timed[Args, Result]]:
     return decorate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopContext:
-    """The objects that the decode loop shares with the rest of the process."""
-
-    inbox: Inbox
-    drafts: DraftPool
-    wakeups: Wakeups
-    round_log: RoundLog
-    clock: Clock
-    watchdog: Watchdog
-
-
 class DecodeLoop:
     """Runs rounds until the inbox is closed, then ends every request. Step thread only."""
 
     def __init__(
         self,
         context: LoopContext,
-        runner: TargetRunner,
+        runner: Runner,
         scheduler: Scheduler,
         sampler: Sampler,
         control: SpeculationControl,

@@ -1,11 +1,8 @@
-"""Between the asyncio loop and the step thread: arrivals and cancellations, and wake-ups back."""
+"""The queue of arrivals and cancellations from the asyncio loop to the step thread."""
 
-import asyncio
 import threading
-from collections.abc import Callable
 
 from ssd.errors import NotReadyError
-from ssd.runtime.threads import post
 from ssd.types import SequenceId
 from ssd_target.decoding.scheduler import Event
 from ssd_target.decoding.sequence import Sequence
@@ -67,30 +64,3 @@ class Inbox:
         """Wait for an event or ``close``, at most ``seconds``. Step thread only."""
         with self._filled:
             self._filled.wait_for(lambda: bool(self._events) or self.is_closed, seconds)
-
-
-class Wakeups:
-    """Wakes all readers of a round with one call into the asyncio loop. Step thread.
-
-    Decision: one ``call_soon_threadsafe`` per round. Because: each call writes to the loop's
-    self-pipe, a system call of about 5 us under the GIL. Not chosen: one call per stream.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._marked: list[Callable[[], None]] = []
-
-    def mark(self, wake: Callable[[], None]) -> None:
-        """Let the next ``flush`` call this function of a reader on the loop."""
-        self._marked.append(wake)
-
-    def flush(self) -> None:
-        """Wake the marked readers."""
-        if self._marked:
-            marked, self._marked = self._marked, []
-            post(self._loop, self._wake, marked)
-
-    @staticmethod
-    def _wake(marked: list[Callable[[], None]]) -> None:
-        for wake in marked:
-            wake()

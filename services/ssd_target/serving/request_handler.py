@@ -20,12 +20,12 @@ from ssd.text.chat_template import ChatTemplate, render_chat, tool_format
 from ssd.text.grammar import Grammar, GrammarSource
 from ssd.text.stop import TextWriter
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
-from ssd_target.decoding.inbox import Inbox, Wakeups
+from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import prompt_keys, queue_full
 from ssd_target.decoding.sequence import Sequence, SequenceRecord, StopDetector
 from ssd_target.serving.grammars import Grammars
 from ssd_target.serving.request_trace import RequestTrace
-from ssd_target.serving.streams import TokenStream, add_texts
+from ssd_target.serving.streams import TokenStream, Wakeups, add_texts
 from ssd_target.serving.tokenization import LONG, Tokenization
 from ssd_target.settings import TargetSettings
 

@@ -11,10 +11,11 @@ from ssd.engine.target_runner import TargetRunner
 from ssd.rpc.server import RpcServer
 from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd_target.decoding.inbox import Inbox, Wakeups
+from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import GenerateServicer
+from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
 
 MAX_MODEL_LEN = 64

@@ -1,10 +1,10 @@
 """A target without a model and without threads: the decode loop around a ledger."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from prometheus_client import REGISTRY
@@ -36,8 +36,9 @@ from ssd.types import (
     Usage,
     Welcome,
 )
-from ssd_target.decoding.decode_loop import DecodeLoop, LoopContext
-from ssd_target.decoding.inbox import Inbox, Wakeups
+from ssd_target.decoding.decode_loop import DecodeLoop
+from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.sampler import KeyedSampler, RingSampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Sequence
@@ -91,10 +92,8 @@ class StepClock:
         return self.time
 
 
-class NoWakeups(Wakeups):
-    def __init__(self) -> None: ...
-
-    def mark(self, wake: Callable[[], None]) -> None: ...
+class NoWakeups:
+    def mark(self, stream: object) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -139,8 +138,9 @@ class Bench:
         )
         room = Capacity(**capacity)
         self.blocks = BlockPool(room.num_blocks)
-        ledger = LedgerRunner(ENGINE, num_blocks=room.num_blocks, vocab_size=VOCAB)
-        self.runner = cast(AnyRunner, room.runner or ledger)
+        self.runner: AnyRunner = room.runner or LedgerRunner(
+            ENGINE, num_blocks=room.num_blocks, vocab_size=VOCAB
+        )
         engine = self.runner.engine
         if room.runner is None:
             self.runner.joined_rows = 1000 if room.joins_prompts else 0

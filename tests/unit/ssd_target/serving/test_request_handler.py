@@ -34,13 +34,13 @@ from ssd.types import (
     TokenId,
     TokenLogprob,
 )
-from ssd_target.decoding.inbox import Inbox, Wakeups
+from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import prompt_keys
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.serving import request_handler
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTrace
-from ssd_target.serving.streams import TokenStream
+from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.settings import TargetSettings
 
 MAX_MODEL_LEN = 64

@@ -19,11 +19,11 @@ from ssd.types import (
     TokenLogprob,
     TokenText,
 )
-from ssd_target.decoding.inbox import Wakeups
 from ssd_target.serving.streams import (
     MAX_MERGED_TOKENS,
     MESSAGE_SECONDS,
     TokenStream,
+    Wakeups,
     add_texts,
 )
 
@@ -155,7 +155,7 @@ def test_flush_after_the_loop_has_closed_has_no_effect() -> None:
     loop = asyncio.new_event_loop()
     wakeups, stream = loop.run_until_complete(make())
     loop.close()
-    wakeups.mark(stream.wake)
+    wakeups.mark(stream)
     wakeups.flush()
 
 
