@@ -52,7 +52,7 @@ class RankProcesses:
     """
 
     def __init__(self, model: LocalModel, cpus: Collection[int], watchdog: Watchdog) -> None:
-        """Construct the ranks, which divide ``cpus``; ``watchdog`` is that of rank 0."""
+        """Construct the ranks, which divide ``cpus``; rank 0 has ``watchdog``."""
         self._model = model
         self._size = model.engine.tensor_parallel_size
         self._cpus = divide(cpus, self._size)

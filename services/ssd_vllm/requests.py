@@ -18,7 +18,7 @@ Proposals = list[list[TokenId]]
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A request of vLLM. Its last three fields are those of its sequence in the pool."""
+    """A request of vLLM. The last three fields describe its sequence in the pool."""
 
     request_id: str
     opening: OpenSession

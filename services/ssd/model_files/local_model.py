@@ -68,7 +68,7 @@ def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 
     """Check all that can be checked without the weights. A model on the hub is not looked up.
 
     Devices, CPUs and free memory are known only on the machine where the process runs. The
-    arguments are those of ``find_model``.
+    arguments equal the arguments of ``find_model``.
 
     Raises:
         SetupError: the process would not start.

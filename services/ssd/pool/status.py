@@ -51,7 +51,7 @@ def pool_status(
 
 
 def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkStatus:
-    """Return the status of one address, with that of its link while it is up."""
+    """Return the status of one address, and what is known of its link while it is up."""
     status, link = report
     if link is None:
         return status

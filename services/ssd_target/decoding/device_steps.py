@@ -109,7 +109,7 @@ class DeviceSteps:
     def set_logprobs(self, parts: Rows[StepRows], logits_XV: Tensor, chosen_X: Tensor) -> None:
         """Set the log-probabilities of the requests that ask for them, after one copy to the host.
 
-        ``logits_XV`` are those that the model computed.
+        ``logits_XV`` is the output of the model.
         """
         wanted: dict[int, list[StepRows]] = {}
         for part in parts:
